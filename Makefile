@@ -1,0 +1,54 @@
+# Everything here sets up its own virtual environment in .venv; nothing needs to be installed by hand
+# but Python 3.11 or newer and make.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# One thread per test process, and threads that sleep while they wait: pytest-xdist already uses every core.
+TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test lint format bench figures docs clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.has-all ## See the library's main job at work
+	$(BIN)/eigenstep demo
+
+test: $(VENV)/.has-all $(VENV)/.has-dev ## Run every test, in parallel (PYTEST_ARGS="-k name" selects)
+	$(TEST_ENV) $(BIN)/pytest -n auto $(PYTEST_ARGS)
+
+lint: $(VENV)/.has-all $(VENV)/.has-dev ## Check style, docstrings, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.has-dev ## Rewrite the code in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.has-all ## Run the benchmarks; results go to runs/
+	$(BIN)/eigenstep bench all
+
+figures: $(VENV)/.has-all ## Reproduce the paper's figures; results go to runs/
+	$(BIN)/eigenstep reproduce all --quick
+
+docs: $(VENV)/.has-docs ## Build the documentation site into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+clean: ## Remove the environment, caches and built files (runs/ stays)
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# torch comes first, pinned: an open range can pull gigabytes of CUDA libraries.
+$(VENV)/.has-torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch numpy
+	@touch $@
+
+# .has-EXTRA: the package itself, editable, with one extra of pyproject.toml.
+$(VENV)/.has-%: $(VENV)/.has-torch pyproject.toml
+	$(PIP) --editable ".[$*]"
+	@touch $@
