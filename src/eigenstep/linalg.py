@@ -1,0 +1,58 @@
+"""Small numerical helpers that every other module shares."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+HALF = (torch.bfloat16, torch.float16)
+"""Number formats in which only bases are stored; eigenvalues then stay in float32."""
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the format in which sums over ``dtype`` numbers are kept: float32 for half precision."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply matrices in their common dtype, accumulating half precision in float32 on every device.
+
+    Accelerators do so by themselves. Many CPUs have no half-precision multiply: there, torch's own product
+    is a hundred times slower than float32 or even ends the process, so it is done in float32 and rounded,
+    which gives the same numbers.
+    """
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    if dtype in HALF and a.device.type == "cpu":
+        return (a.float() @ b.float()).to(dtype)
+    return a.to(dtype) @ b.to(dtype)
+
+
+def contract(x: Tensor, matrix: Tensor, axis: int, event_ndim: int) -> Tensor:
+    """Contract axis ``axis`` (negative) of ``x`` with the first axis of ``matrix``.
+
+    Args:
+        x: tensor of shape ``(*lead, *batch, *event)``.
+        matrix: one matrix per batch element, shape ``(*batch, n, k)``.
+        axis: which of the event axes, counted from the end, so ``-event_ndim <= axis <= -1``.
+        event_ndim: number of event axes of ``x``.
+    """
+    spread = matrix.reshape(*matrix.shape[:-2], *[1] * (event_ndim - 1), *matrix.shape[-2:])
+    dtype = torch.promote_types(x.dtype, matrix.dtype)
+    compute = torch.float32 if dtype in HALF and x.device.type == "cpu" else dtype
+    moved = x.movedim(axis, -1).to(compute)
+    return torch.einsum("...i,...ij->...j", moved, spread.to(compute)).to(dtype).movedim(-1, axis)
+
+
+def transpose(matrix: Tensor) -> Tensor:
+    """Transpose the last two axes."""
+    return matrix.transpose(-2, -1)
+
+
+def diagonal(matrix: Tensor) -> Tensor:
+    """Return ``diag(M)``, the diagonal of the last two axes."""
+    return matrix.diagonal(dim1=-2, dim2=-1)
+
+
+def off_diagonal(matrix: Tensor) -> Tensor:
+    """Return the matrix with its diagonal set to zero."""
+    return matrix - torch.diag_embed(diagonal(matrix))

@@ -1,0 +1,86 @@
+"""Generators of the basis rotation: which skew-symmetric ``N`` turns the basis towards new curvature.
+
+One step of learning wants the eigenvectors of ``A = (1 - gamma beta) Diag(d) + beta W``, the average of old and new
+curvature in the current eigenbasis. Its off-diagonal entries say how far the basis ``B`` is from diagonalizing it;
+a rotation turns them into ``N``, and the basis becomes ``B Cayley(N)``. All agree to first order in ``beta`` where
+eigenvalues are distinct; they differ in what happens where eigenvalues are close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .linalg import diagonal, off_diagonal
+
+Rotation = Callable[[Tensor, Tensor], Tensor]
+"""``rotation(d, A) -> N``: eigenvalues ``(*batch, n)``, average ``(*batch, n, n)``, generator ``(*batch, n, n)``."""
+
+
+def moore_penrose(eigs: Tensor, average: Tensor, *, gap: float = 1e-6) -> Tensor:
+    """The paper's rotation, ``N_ij = -A_ij / (2 (d_i - d_j))``, zero for eigenvalues that are nearly equal.
+
+    Args:
+        eigs: ``d``, shape ``(*batch, n)``.
+        average: ``A``, shape ``(*batch, n, n)``.
+        gap: eigenvalues whose difference is at most this fraction of the larger one count as equal (the
+            Moore-Penrose inverse of the Fisher metric).
+    """
+    difference = eigs[..., :, None] - eigs[..., None, :]
+    larger = torch.maximum(eigs[..., :, None], eigs[..., None, :])
+    apart = difference.abs() > gap * larger
+    return torch.where(apart, -0.5 * average / difference.where(apart, 1.0), 0.0)
+
+
+def normalized(eigs: Tensor, average: Tensor, *, rate: float = 0.5, gap: float = 0.1) -> Tensor:
+    """The paper's rotation for neural networks, :func:`moore_penrose` rescaled to the norm ``rate / 2``.
+
+    Args:
+        eigs: ``d``, shape ``(*batch, n)``.
+        average: ``A``, shape ``(*batch, n, n)``.
+        rate: the paper's second step size, beta-bar-2; below 2, so that the truncated Cayley map converges.
+        gap: relative gap below which eigenvalues count as equal.
+    """
+    direction = moore_penrose(eigs, average, gap=gap)
+    # The entries may be huge: scale by the largest before squaring them.
+    largest = direction.abs().amax((-2, -1), keepdim=True)
+    direction = direction / largest.clamp_min(torch.finfo(direction.dtype).tiny)
+    norm = torch.linalg.matrix_norm(direction, keepdim=True)
+    return (rate / 2) * direction / norm.clamp_min(torch.finfo(direction.dtype).tiny)
+
+
+def bounded(eigs: Tensor, average: Tensor, *, pairwise: bool = False) -> Tensor:
+    """Our rotation: Jacobi angles softened so that they stay bounded and move at exact ties.
+
+    ``N_ij = -A_ij sgn(D_ij) / (|D_ij| + sqrt(D_ij^2 + 4 e_ij))`` with ``D_ij = A_ii - A_jj``. Every row has a norm of
+    at most ``1/sqrt(2)``, without any threshold for eigenvalues that are nearly equal.
+
+    Args:
+        eigs: unused; what counts is the diagonal of ``A``.
+        average: ``A``, shape ``(*batch, n, n)``.
+        pairwise: take ``e_ij = A_ij^2``, the exact Jacobi angle of each pair by itself, best for low-rank or
+            deterministic curvature. By default ``e_ij`` is the mean squared norm of rows ``i`` and ``j`` off the
+            diagonal, best for noisy gradients.
+    """
+    # Scaling A leaves N unchanged; at unit size, squares neither overflow nor vanish.
+    largest = average.abs().amax((-2, -1), keepdim=True)
+    a = average / largest.clamp_min(torch.finfo(average.dtype).tiny)
+    off = off_diagonal(a)
+    values = diagonal(a)
+    difference = values[..., :, None] - values[..., None, :]
+    if pairwise:
+        softening = off.square()
+    else:
+        rows = off.square().sum(-1)
+        softening = 0.5 * (rows[..., :, None] + rows[..., None, :])
+    size = difference.abs() + (difference.square() + 4 * softening).sqrt()
+    return -off * _sign(difference) / size.clamp_min(torch.finfo(a.dtype).tiny)
+
+
+def _sign(difference: Tensor) -> Tensor:
+    """Return the sign of ``D``, with ties broken by position so that the result is skew-symmetric."""
+    n = difference.shape[-1]
+    upper = torch.ones(n, n, dtype=difference.dtype, device=difference.device).triu(1)
+    return torch.where(difference == 0, upper - upper.T, difference.sign())

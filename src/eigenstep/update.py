@@ -1,0 +1,126 @@
+"""The one step of learning that everything else is built on.
+
+For each factor, with curvature ``W`` in its eigenbasis, damping ``lam`` and memory ``M``, which is ``Diag(d)`` unless
+the factor keeps one (:meth:`eigenstep.spd.Full.with_memory`)::
+
+    A = (1 - gamma beta) M + beta (W + lam I)       average of old and new
+    N = rotation(d, A)                              skew-symmetric generator
+    B <- B orthogonal(N)                            Cayley map, exact or truncated
+    d <- positive(d, change of the eigenvalues)     exponential map, exact or truncated
+
+and for Kronecker products the factors are scaled back to determinant one, the scale going to ``alpha``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .checks import check_number
+from .curvature import Curvature, factors_of, project, scale_of
+from .linalg import accumulation_dtype, diagonal, transpose
+from .maps import cayley, exp, reorthonormalize, truncated_exp
+from .rotation import Rotation, bounded
+from .spd import SPD, Diagonal, Full, Kronecker
+
+
+def update(
+    S: SPD,
+    curvature: Curvature,
+    *,
+    lr: float,
+    basis_lr: float | None = None,
+    decay: float = 1.0,
+    damping: float = 0.0,
+    rotation: Rotation = bounded,
+    orthogonal: Callable[[Tensor], Tensor] = cayley,
+    positive: Callable[[Tensor, Tensor], Tensor] = exp,
+    rayleigh: bool = False,
+) -> SPD:
+    """Return ``S`` after one step of ``S <- (1 - lr decay) S + lr H``, to first order in ``lr``, in spectral form.
+
+    Args:
+        S: the matrix that learns: ``Full``, ``Diagonal`` or ``Kronecker``.
+        curvature: what it learns from, ``H``.
+        lr: the paper's beta-2, step size of the eigenvalues, and of the basis unless ``basis_lr`` is given.
+        basis_lr: step size of the basis (the paper's beta-bar-2 is of this kind, too).
+        decay: the paper's gamma between 0 (sum up curvature) and 1 (running average).
+        damping: the paper's lambda: ``H`` counts as ``H + damping I`` (Kronecker factors get the paper's Lambda).
+        rotation: how the basis turns; see :mod:`eigenstep.rotation`.
+        orthogonal: map from generators to orthogonal matrices, ``cayley`` or ``truncated_cayley``.
+        positive: map that moves the eigenvalues, ``exp`` for any curvature or ``truncated_exp``, cheaper and
+            closer to the linear update, for curvature without negative eigenvalues.
+        rayleigh: read the new eigenvalues off in the new basis (Rayleigh quotients) instead of the old one, as the
+            paper does. Better when curvature is exact; with noisy curvature it fits the noise.
+
+    Returns:
+        The new matrix, of the same structure and number formats.
+    """
+    basis_lr = lr if basis_lr is None else basis_lr
+    _check_options(curvature, lr, basis_lr, decay, damping, positive)
+    factors: list[Full | Diagonal] = []
+    for at, (factor, w) in enumerate(zip(factors_of(S), project(S, curvature), strict=True)):
+        level = (damping / scale_of(S) * _mean_inverse(S, at))[..., None]
+        if not isinstance(factor, Full):
+            target = (1 - lr * decay) * factor.eigs + lr * (w + level)
+            factors.append(type(factor)(positive(factor.eigs, target - factor.eigs)))
+            continue
+        w = w + torch.diag_embed(level.expand_as(factor.eigs))
+        past = torch.diag_embed(factor.eigs) if factor.memory is None else factor.memory
+        average = (1 - basis_lr * decay) * past + basis_lr * w
+        turn = orthogonal(rotation(factor.eigs, average))
+        turned = transpose(turn) @ average @ turn
+        target = (1 - lr * decay) * factor.eigs + lr * diagonal(w)
+        if rayleigh:
+            target = target + diagonal(turned) - diagonal(average)
+        wide = factor.basis.to(accumulation_dtype(factor.basis.dtype))
+        # One Newton-Schulz step keeps the basis orthogonal for good, in any precision and with any map.
+        basis = reorthonormalize(wide @ turn.to(wide.dtype)).to(factor.basis.dtype)
+        memory = None if factor.memory is None else turned.to(factor.memory.dtype)
+        factors.append(Full(basis, positive(factor.eigs, target - factor.eigs), memory))
+    return _normalize(S, factors) if isinstance(S, Kronecker) else factors[0]
+
+
+def _normalize(S: Kronecker, factors: list[Full | Diagonal]) -> Kronecker:
+    """Scale the factors back to determinant one; the mean of their logarithms goes to the scale."""
+    limits = torch.finfo(S.scale.dtype)
+    log_means = [factor.eigs.log().mean(-1) for factor in factors]
+    scale = (S.scale.log() + sum(log_means) / len(factors)).exp().clamp(limits.tiny, limits.max)
+    return Kronecker(scale, tuple(factor.with_unit_determinant() for factor in factors))
+
+
+def _mean_inverse(S: SPD, at: int) -> Tensor:
+    """Return the product over all other factors of ``mean(1/d)``, as the paper's adaptive damping asks for."""
+    product = torch.ones_like(scale_of(S))
+    for index, factor in enumerate(factors_of(S)):
+        if index != at:
+            product = product * factor.eigs.reciprocal().mean(-1)
+    return product
+
+
+def _check_options(
+    curvature: Curvature,
+    lr: float,
+    basis_lr: float,
+    decay: float,
+    damping: float,
+    positive: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    check_number(lr, "lr", 0.0)
+    check_number(basis_lr, "basis_lr", 0.0)
+    check_number(decay, "decay", 0.0, 1.0)
+    check_number(damping, "damping", 0.0)
+    if positive is not truncated_exp:
+        return
+    if not curvature.semidefinite:
+        raise ValueError(
+            "positive=truncated_exp needs curvature without negative eigenvalues, or the eigenvalues of S could turn "
+            "negative; use positive=exp, or pass semidefinite=True to Dense if the matrix is known to have none"
+        )
+    if lr * decay > 1 or (lr * decay == 1 and damping == 0):
+        raise ValueError(
+            f"positive=truncated_exp needs lr * decay < 1, or = 1 with damping > 0, got lr={lr}, decay={decay}, "
+            f"damping={damping}"
+        )
