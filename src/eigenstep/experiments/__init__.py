@@ -1,0 +1,1 @@
+"""What the studies need: datasets, small models, optimizers by name, benchmarks. Not imported by the library."""

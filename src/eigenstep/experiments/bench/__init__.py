@@ -1,0 +1,45 @@
+"""Measure eigenstep against other methods. Each benchmark prints a table; --json FILE keeps the figures.
+
+A benchmark is a module with `add_arguments(parser)` and `run(args)`, which prints its table and returns the
+figures as plain dicts, lists, strings and numbers. To add one, write its module and add one line to BENCHMARKS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+from ... import __version__
+from ...cli import Command, add_commands
+from ..console import write_json
+
+BENCHMARKS: Mapping[str, Command] = {
+    # "name": Command("eigenstep.experiments.bench.name", "what it measures"),
+    "all": Command("eigenstep.experiments.bench.every", "run every benchmark with its defaults", computes=False),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add one subcommand per benchmark, each with `--json`."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures to FILE, with versions and command"
+    )
+    add_commands(parser, BENCHMARKS, dest="benchmark", parents=[common])
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the chosen benchmark and, if asked, writes what it returned."""
+    result = args.benchmark(args)
+    if args.json and result is not None:
+        write_json(args.json, {"command": args.command, **versions(), "result": result})
+        print(f"Figures written to {args.json}")
+
+
+def versions() -> dict[str, str]:
+    """Name the versions that figures depend on."""
+    import torch
+
+    return {"eigenstep": __version__, "torch": torch.__version__, "python": platform.python_version()}

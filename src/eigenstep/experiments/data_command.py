@@ -1,0 +1,70 @@
+"""List, fetch and check the datasets that the experiments use.
+
+  eigenstep data                    where each dataset is looked for, and whether it is there
+  eigenstep data fetch cifar-10     download it with the package manager that publishes it
+  eigenstep data fetch all          download everything that is not there yet
+  eigenstep data check all          read every file, to be sure that nothing is damaged
+
+Set the environment variable EIGENSTEP_DATA to keep datasets elsewhere than in ~/.cache/eigenstep. Commands that train
+also take a folder of pictures (train/<class>/*, val/<class>/*) or a text file in place of a name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+
+from .console import UserError, print_table
+from .data import DATASETS, Images, Text, fetch, find, load_images, load_text, places
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what to do and with which datasets."""
+    parser.add_argument("action", nargs="?", choices=["list", "fetch", "check"], default="list", help="what to do")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(DATASETS)} or all")
+
+
+def run(args: argparse.Namespace) -> None:
+    """List, fetch or check."""
+    unknown = [name for name in args.names if name not in (*DATASETS, "all")]
+    if unknown:
+        raise UserError(f"no dataset {', '.join(unknown)}: expected {', '.join(DATASETS)} or all")
+    if args.action == "list":
+        print_table("Datasets", ("name", "what it is", "where"), status())
+        return
+    if not args.names:
+        raise UserError(f"say which dataset to {args.action}: {', '.join(DATASETS)} or all")
+    for name in DATASETS if "all" in args.names else args.names:
+        if args.action == "check":
+            print(f"{name}: {describe(name)}")
+        elif "all" in args.names and find(name) is not None:
+            print(f"{name}: already there")
+        elif not DATASETS[name].download:
+            print(f"{name}: nothing to fetch, it comes with a Python package")
+        else:
+            print(f"{name}: running `{shlex.join(DATASETS[name].download)}` ...", flush=True)
+            print(f"{name}: now in {fetch(name)}")
+
+
+def status() -> list[tuple[str, str, str]]:
+    """Say of each dataset what it is, and where it is or how to get it."""
+    rows = []
+    for name, dataset in DATASETS.items():
+        folder = find(name)
+        if not dataset.files:
+            where = "comes with scikit-learn"
+        elif folder is not None:
+            where = str(folder)
+        else:
+            where = f"not in {' or '.join(map(str, places(name)))}; get it: eigenstep data fetch {name}"
+        rows.append((name, dataset.summary, where))
+    return rows
+
+
+def describe(name: str) -> str:
+    """Load a dataset and say what is in it."""
+    loaded: Images | Text = load_images(name) if DATASETS[name].kind is Images else load_text(name)
+    if isinstance(loaded, Text):
+        return f"{len(loaded.train):,} + {len(loaded.test):,} characters, {len(loaded.alphabet)} different ones"
+    sizes = " × ".join(map(str, loaded.shape))
+    return f"{len(loaded.train_labels):,} + {len(loaded.test_labels):,} pictures of {sizes}"
