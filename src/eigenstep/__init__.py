@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .curvature import Dense, OuterProducts, project
+    from .optim import Spectral
     from .spd import Diagonal, Full, Identity, Kronecker
 
 __version__ = "0.1.0"
@@ -22,6 +23,7 @@ _HOME = {
     "Full": "spd",
     "Identity": "spd",
     "Kronecker": "spd",
+    "Spectral": "optim",
 }
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "Identity",
     "Kronecker",
     "OuterProducts",
+    "Spectral",
     "project",
 ]
 

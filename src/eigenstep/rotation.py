@@ -34,7 +34,7 @@ def moore_penrose(eigs: Tensor, average: Tensor, *, gap: float = 1e-6) -> Tensor
     return torch.where(apart, -0.5 * average / difference.where(apart, 1.0), 0.0)
 
 
-def normalized(eigs: Tensor, average: Tensor, *, rate: float = 0.5, gap: float = 0.1) -> Tensor:
+def normalized(eigs: Tensor, average: Tensor, *, rate: float | Tensor = 0.5, gap: float = 0.1) -> Tensor:
     """The paper's rotation for neural networks, :func:`moore_penrose` rescaled to the norm ``rate / 2``.
 
     Args:

@@ -1,0 +1,106 @@
+"""How a parameter of any shape is laid out for the kernel: which axes get a basis, and where long sides are cut."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+STRUCTURES = ("kronecker", "axes", "full", "diagonal")
+LONG_SIDES = ("blocks", "diagonal")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A parameter as ``pieces`` independent stack elements of shape ``(blocks, *sizes)``.
+
+    Attributes:
+        shape: the parameter's own shape.
+        transposed: whether the matrix is laid out transposed, so that tall and wide ones share a stack.
+        pieces: number of independent cuts of the columns.
+        blocks: number of blocks of the rows; they share the factor of the columns.
+        sizes: sizes of the axes of one block.
+        full: for each axis, whether it has a basis.
+    """
+
+    shape: tuple[int, ...]
+    transposed: bool
+    pieces: int
+    blocks: int
+    sizes: tuple[int, ...]
+    full: tuple[bool, ...]
+
+    @property
+    def key(self) -> tuple[int, tuple[int, ...], tuple[bool, ...]]:
+        """What must agree for two parameters to be stacked."""
+        return self.blocks, self.sizes, self.full
+
+    def split(self, tensor: Tensor) -> Tensor:
+        """Lay out a tensor of the parameter's shape, plus any trailing axis, as ``(pieces, blocks, *sizes)``."""
+        extra = tensor.shape[len(self.shape) :]
+        if self.transposed:
+            tensor = self._matrix(tensor).transpose(0, 1)
+        if self.pieces == 1:
+            return tensor.reshape(1, self.blocks, *self.sizes, *extra)
+        cut = tensor.reshape(self.blocks * self.sizes[0], self.pieces, self.sizes[1], *extra)
+        return cut.movedim(1, 0).reshape(self.pieces, self.blocks, *self.sizes, *extra)
+
+    def join(self, stack: Tensor) -> Tensor:
+        """Undo :meth:`split`."""
+        rows, cols = self.blocks * self.sizes[0], self.pieces * math.prod(self.sizes[1:])
+        if self.pieces > 1:
+            stack = stack.reshape(self.pieces, rows, self.sizes[1]).movedim(0, 1)
+        if self.transposed:
+            stack = stack.reshape(rows, cols).transpose(0, 1)
+        return stack.reshape(self.shape)
+
+    def _matrix(self, tensor: Tensor) -> Tensor:
+        return tensor.reshape(self.shape[0], math.prod(self.shape[1:]), *tensor.shape[len(self.shape) :])
+
+    def describe(self) -> str:
+        """Say what the structure is, for people."""
+        names = [f"{n}" if full else f"diag {n}" for n, full in zip(self.sizes, self.full, strict=True)]
+        if self.blocks > 1:
+            names[0] = f"{self.blocks} blocks of {names[0]}"
+        text = " x ".join(names)
+        return f"{self.pieces} pieces of ({text})" if self.pieces > 1 else text
+
+
+def plan(shape: tuple[int, ...], *, structure: str, max_dim: int, max_ratio: float | None, long_sides: str) -> Layout:
+    """Choose the layout of a parameter.
+
+    Args:
+        shape: its shape, without empty axes.
+        structure: "kronecker" lays tensors out as matrices (first axis against the rest) with one factor per side;
+            "axes" gives each axis of a tensor its own factor; "full" one factor for the whole parameter;
+            "diagonal" no basis at all.
+        max_dim: a side longer than this gets no basis of its own as a whole.
+        max_ratio: nor does a side more than this many times longer than the other.
+        long_sides: what a side that is too long gets: "blocks", several smaller bases, or "diagonal", none.
+    """
+    size = math.prod(shape)
+    matrix = (shape[0], size // shape[0]) if shape else (1, 1)
+    if structure == "full" and size <= max_dim:
+        return Layout(shape, False, 1, 1, (size,), (True,))
+    if structure == "diagonal" or min(matrix) == 1:
+        return Layout(shape, False, 1, 1, (size,), (False,))
+    if structure == "axes" and len(shape) > 2:
+        return Layout(shape, False, 1, 1, shape, tuple(1 < n <= max_dim for n in shape))
+    transposed = matrix[0] < matrix[1]
+    cols, rows = sorted(matrix)
+    pieces = _cut(cols, max_dim) if long_sides == "blocks" else 1
+    width = cols // pieces
+    limit = max_dim if max_ratio is None else min(max_dim, math.ceil(max_ratio * width))
+    blocks = _cut(rows, limit) if long_sides == "blocks" else 1
+    height = rows // blocks
+    return Layout(shape, transposed, pieces, blocks, (height, width), (height <= limit, width <= max_dim))
+
+
+def _cut(length: int, limit: int) -> int:
+    """Return into how many equal parts of at most ``limit`` to cut a side; one if no parts of a fair size exist."""
+    fewest = math.ceil(length / limit)
+    for parts in range(fewest, 2 * fewest + 1):
+        if length % parts == 0:
+            return parts
+    return 1

@@ -1,0 +1,97 @@
+"""Checks of the optimizer's options and of the gradients it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checks import check_number
+from .layout import LONG_SIDES, STRUCTURES
+
+CHOICES: Mapping[str, tuple[str | None, ...]] = {
+    "eigenvalues": ("corrected", "kronecker"),
+    "grafting": (None, "adam", "rms"),
+    "structure": STRUCTURES,
+    "long_sides": LONG_SIDES,
+    "rotation": ("bounded", "normalized", "moore_penrose"),
+    "maps": ("quadratic", "truncated", "exact"),
+    "nonfinite": ("raise", "skip", "ignore"),
+}
+RANGES: Mapping[str, tuple[float, float]] = {
+    "weight_decay": (0.0, float("inf")),
+    "decay": (0.0, 1.0),
+    "damping": (0.0, float("inf")),
+    "gap": (0.0, 1.0),
+    "cap": (0.0, 0.99),
+}
+
+
+def check_group(group: Mapping[str, Any]) -> None:
+    """Raise unless all options of a parameter group are possible."""
+    lr = group["lr"]
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise ValueError(f"lr must be a number or a tensor with one element, got shape {tuple(lr.shape)}")
+    else:
+        check_number(lr, "lr", 0.0)
+    for name, (low, high) in RANGES.items():
+        check_number(group[name], name, low, high)
+    for name, choices in CHOICES.items():
+        if group[name] not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {group[name]!r}")
+    betas = group["betas"]
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(f"betas must be a pair of numbers, got {betas!r}")
+    for index, beta in enumerate(betas):
+        check_number(beta, f"betas[{index}]", 0.0, 1.0)
+        if beta == 1:
+            raise ValueError(f"betas[{index}] must be less than 1, got {beta}")
+    for name in ("clip", "basis_lr", "max_ratio"):
+        if group[name] is not None:
+            check_number(group[name], name, 0.0)
+    check_number(group["root"], "root", 0.0)
+    if group["root"] == 0:
+        raise ValueError("root must be greater than 0, got 0")
+    for name, least in (("max_dim", 1), ("reorthonormalize", 0)):
+        if not isinstance(group[name], int) or group[name] < least:
+            raise ValueError(f"{name} must be a whole number, at least {least}, got {group[name]!r}")
+    interval_at(group["interval"], 0)
+    for name in ("basis_dtype", "state_dtype"):
+        if group[name] not in (None, torch.float64, torch.float32, torch.bfloat16):
+            raise ValueError(f"{name} must be None, float64, float32 or bfloat16, got {group[name]!r}")
+    if group["rotation"] == "normalized" and group["basis_lr"] is not None and group["basis_lr"] >= 2:
+        raise ValueError(f'basis_lr must be less than 2 for rotation="normalized", got {group["basis_lr"]}')
+    if group["capturable"] and (group["interval"] != 1 or group["nonfinite"] != "ignore"):
+        raise ValueError('capturable=True needs interval=1 and nonfinite="ignore", which do not depend on the host')
+
+
+def interval_at(interval: Any, count: int) -> int:
+    """Return how many steps go by between turns, at a given step of a fixed interval or a schedule."""
+    schedule = [(0, interval)] if isinstance(interval, int) and not isinstance(interval, bool) else interval
+    try:
+        pairs = [(int(start), int(every)) for start, every in schedule]
+    except (TypeError, ValueError):
+        pairs = []
+    starts = [start for start, _ in pairs]
+    if not pairs or starts[0] != 0 or starts != sorted(set(starts)) or any(every < 1 for _, every in pairs):
+        raise ValueError(
+            "interval must be a positive integer, or pairs (first step, interval) in rising order from step 0, such as "
+            f"[(0, 1), (1000, 4)], got {interval!r}"
+        )
+    return [every for start, every in pairs if start <= count][-1]
+
+
+def check_gradient(param: Tensor) -> None:
+    """Raise unless the parameter's gradient is one that can be used."""
+    gradient = param.grad
+    assert gradient is not None
+    if gradient.layout != torch.strided:
+        raise TypeError(
+            f"a gradient of shape {tuple(gradient.shape)} is sparse; Spectral needs dense gradients "
+            "(for torch.nn.Embedding, pass sparse=False)"
+        )
+    if not gradient.is_floating_point():
+        raise TypeError(f"gradients must be real floating point, got {gradient.dtype}; view complex weights as real")

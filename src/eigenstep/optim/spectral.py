@@ -1,0 +1,344 @@
+"""``Spectral``, the optimizer: arguments, parameter groups and the step. The arithmetic is in ``kernel``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..curvature import OuterProducts
+from . import kernel
+from .layout import Layout, plan
+from .options import check_gradient, check_group, interval_at
+from .report import ParameterReport, spectra_of, summarize
+from .rounding import add_stochastically
+from .stack import Stack
+
+Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+Interval = int | list[tuple[int, int]]
+
+
+class Spectral(Optimizer):
+    """Train with ``W <- W - lr S^(-1/p) M``, where the curvature ``S`` of each layer is learned in spectral form.
+
+    A matrix of weights has ``S = alpha C x K``, with an eigenbasis and eigenvalues for each side, that follow the
+    gradients by matrix products alone: no decomposition, any root ``p``, and stable in bfloat16. Vectors and scalars
+    get a diagonal ``S``, which makes the method AdamW for them. Learning rates that suit AdamW suit ``Spectral``.
+
+    Example:
+        >>> import torch
+        >>> from eigenstep import Spectral
+        >>> model = torch.nn.Linear(8, 4)
+        >>> optimizer = Spectral(model.parameters(), lr=1e-3)
+        >>> loss = model(torch.ones(2, 8)).square().mean()
+        >>> loss.backward()
+        >>> _ = optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.95, 0.95),
+        weight_decay: float = 0.01,
+        *,
+        root: float = 2.0,
+        interval: Interval = 2,
+        eigenvalues: str = "corrected",
+        nesterov: bool = False,
+        clip: float | None = None,
+        grafting: str | None = None,
+        structure: str = "kronecker",
+        max_dim: int = 2048,
+        max_ratio: float | None = None,
+        long_sides: str = "blocks",
+        decay: float = 1.0,
+        damping: float = 1e-10,
+        relative_damping: bool = True,
+        bias_correction: bool = True,
+        rotation: str = "bounded",
+        basis_lr: float | None = 0.1,
+        gap: float = 0.1,
+        cap: float = 0.5,
+        maps: str = "quadratic",
+        reorthonormalize: int = 1,
+        residual: bool = False,
+        basis_dtype: torch.dtype | None = None,
+        state_dtype: torch.dtype | None = None,
+        stochastic_rounding: bool = False,
+        maximize: bool = False,
+        foreach: bool = True,
+        compile: bool = False,
+        capturable: bool = False,
+        nonfinite: str = "raise",
+    ) -> None:
+        """Set up the optimizer. Every argument but ``compile`` can be given per parameter group.
+
+        What people change:
+
+        Args:
+            params: parameters, named parameters, or dictionaries that describe parameter groups.
+            lr: learning rate, the paper's beta-1.
+            betas: decay rates of momentum (0 for none) and of the curvature; the paper's beta-2 is ``1 - betas[1]``.
+            weight_decay: decoupled weight decay, as in AdamW.
+            root: the paper's ``p``: steps go along ``S^(-1/p)``. 2 as in Adam, 1 as in natural gradient, any ``p > 0``.
+            interval: turn the bases every so many steps; or a schedule such as ``[(0, 1), (1000, 4)]``, every step at
+                first and every fourth from step 1000 on.
+            eigenvalues: "corrected" keeps a second moment for each entry in the eigenbasis; "kronecker" uses products
+                of the two sides' eigenvalues, as the paper does, and needs no memory for them.
+            nesterov: look ahead along the newest gradient.
+            clip: largest root mean square of a layer's step before the learning rate; ``None`` for no limit.
+            grafting: give each layer's step the size of the step of "adam" or "rms" (RMSprop); ``None`` for neither.
+            structure: "kronecker"; "axes" for one factor per axis of tensors with more than two; "full" for one
+                matrix over the whole parameter; "diagonal" for none.
+            max_dim: longest side that gets one basis.
+            max_ratio: a side more than this many times longer than the other counts as too long as well.
+            long_sides: sides that are too long are cut into "blocks", each with a basis, or are "diagonal".
+
+        What researchers change:
+
+        Args:
+            decay: the paper's gamma between 0 (AdaGrad) and 1 (running average).
+            damping: the paper's lambda, added to the curvature, in units of its mean eigenvalue.
+            relative_damping: whether ``damping`` is in those units; if not, it is an absolute number as in the paper.
+            bias_correction: start all running averages as means, as Adam does.
+            rotation: "bounded" (ours), "normalized" (the paper's for networks) or "moore_penrose" (the paper's).
+            basis_lr: rate of the running average that the basis follows; for "normalized" the paper's beta-bar-2.
+                ``None`` means ``1 - betas[1]``.
+            gap: relative gap below which the paper's rotations count eigenvalues as equal.
+            cap: bound on the norm of a rotation's generator for maps that are not exact.
+            maps: "quadratic" (Cayley map to second order, mended by a Newton-Schulz step), "truncated" (the paper's
+                truncated Cayley map) or "exact" (exact Cayley and exponential maps, by solving linear systems).
+            reorthonormalize: mend the bases by a Newton-Schulz step every so many turns; 0 for never.
+            residual: remember what the rotations have not yet diagonalized; costs as much memory as the bases.
+            basis_dtype: number format of the bases; by default that of the state.
+            state_dtype: number format of momentum and second moments; by default float32, or float64 for such weights.
+            stochastic_rounding: round bfloat16 weights up or down at random, so that small steps are not lost.
+            maximize: go up instead of down.
+            foreach: step same-shaped parameters in one batched call; ``False`` saves memory.
+            compile: compile the step with ``torch.compile``.
+            capturable: make the step safe to capture in a CUDA graph; needs ``interval=1`` and ``nonfinite="ignore"``.
+            nonfinite: what to do about NaN or infinite gradients: "raise" an error, "skip" the whole step, or "ignore",
+                which spares reading one flag back from the device.
+        """
+        defaults = {k: v for k, v in locals().items() if k not in ("self", "params", "compile", "__class__")}
+        defaults["betas"] = tuple(betas)
+        check_group(defaults)
+        self._kernel = torch.compile(kernel.step) if compile else kernel.step
+        self._stacks: dict[tuple[object, ...], Stack] = {}
+        super().__init__(cast(Any, params), {**defaults, "count": 0})
+
+    @classmethod
+    def paper(cls, params: Params, lr: float = 1e-3, **options: Any) -> Spectral:
+        """The paper's recipe for networks: Kronecker eigenvalues, normalized rotation, truncated maps, every 2 steps.
+
+        Args:
+            params: as for the constructor.
+            lr: learning rate.
+            **options: any other argument of the constructor overrides the recipe.
+        """
+        recipe = {
+            "eigenvalues": "kronecker",
+            "rotation": "normalized",
+            "basis_lr": 0.5,
+            "maps": "truncated",
+            "reorthonormalize": 0,
+            "bias_correction": False,
+            "relative_damping": False,
+            "damping": 1e-12,
+            "clip": 1.0,
+            "interval": 2,
+        }
+        return cls(params, lr, **{**recipe, **options})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with any options of their own."""
+        check_group({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        curvature: Mapping[Tensor, Tensor | OuterProducts] | None = None,
+    ) -> Any:
+        """Take one step.
+
+        Args:
+            closure: evaluates the loss again and returns it, as for all of torch's optimizers.
+            curvature: for some or all parameters, other curvature than the outer product of the gradient with itself:
+                vectors of shape ``(K, *parameter.shape)`` whose outer products are summed (per-example gradients
+                divided by ``sqrt(K)``, columns of a Gauss-Newton matrix, ...), or an ``OuterProducts`` of such.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._step(curvature or {})
+        return loss
+
+    def _step(self, curvature: Mapping[Tensor, Tensor | OuterProducts]) -> None:
+        active = [[p for p in group["params"] if p.grad is not None and p.numel()] for group in self.param_groups]
+        for params in active:
+            for param in params:
+                check_gradient(param)
+        samples = {param: _vectors(param, value) for param, value in curvature.items()}
+        for group, params in zip(self.param_groups, active, strict=True):
+            tensors = [p.grad for p in params] + [samples[p] for p in params if p in samples]
+            if group["nonfinite"] != "ignore" and tensors and not _all_finite(tensors):
+                if group["nonfinite"] == "skip":
+                    return
+                bad = [self._name(p) for p in params if not torch.isfinite(p.grad).all()] or ["the curvature"]
+                raise ValueError(
+                    f"gradient of {', '.join(bad[:5])} has NaN or infinite entries; nothing was changed. Lower the "
+                    'learning rate, clip gradients, or pass nonfinite="skip" to skip such steps'
+                )
+        for group, params in zip(self.param_groups, active, strict=True):
+            self._step_group(group, params, samples)
+
+    def _step_group(self, group: dict[str, Any], params: list[Tensor], samples: Mapping[Tensor, Tensor]) -> None:
+        turn = group["count"] % interval_at(group["interval"], group["count"]) == 0
+        group["count"] += 1
+        rule, sign = _rule(group), -1 if group["maximize"] else 1
+        for stack in self._stacks_for(group, params):
+            rates = _rates(group, stack.state["log_scale"])
+            gradient = stack.gather([sign * cast(Tensor, p.grad) for p in stack.params])
+            vectors = None
+            if any(p in samples for p in stack.params):
+                vectors = stack.gather(_padded([samples.get(p, cast(Tensor, p.grad)[..., None]) for p in stack.params]))
+            directions = self._kernel(gradient, vectors, stack.state, rule, rates, turn)
+            self._apply(group, stack.params, stack.scatter(directions))
+
+    def _apply(self, group: dict[str, Any], params: list[Tensor], directions: list[Tensor]) -> None:
+        lr, weight_decay = group["lr"], group["weight_decay"]
+        if group["stochastic_rounding"] and params[0].dtype == torch.bfloat16:
+            for param, direction in zip(params, directions, strict=True):
+                add_stochastically(param, -lr * (direction + weight_decay * param.float()))
+            return
+        directions = [d.to(p.dtype) for d, p in zip(directions, params, strict=True)]
+        if weight_decay:
+            torch._foreach_mul_(params, 1 - lr * weight_decay)
+        torch._foreach_add_(params, torch._foreach_mul(directions, -lr))
+
+    def _stacks_for(self, group: dict[str, Any], params: list[Tensor]) -> list[Stack]:
+        """Return the stacks of the parameters that have a gradient now, regrouping only when those have changed."""
+        buckets: dict[tuple[object, ...], list[tuple[Tensor, Layout]]] = {}
+        for param in params:
+            layout = self._layout(group, param)
+            key: tuple[object, ...] = (id(group), *layout.key, param.dtype, param.device)
+            buckets.setdefault(key if group["foreach"] else (*key, id(param)), []).append((param, layout))
+        stacks = []
+        for key, members in buckets.items():
+            stack = self._stacks.get(key)
+            if stack is None or [id(p) for p in stack.params] != [id(p) for p, _ in members]:
+                stack = Stack([p for p, _ in members], [layout for _, layout in members])
+                stack.attach(self.state, partial(_initial_state, group, stack))
+                self._stacks[key] = stack
+            stacks.append(stack)
+        return stacks
+
+    def _layout(self, group: dict[str, Any], param: Tensor) -> Layout:
+        options = {name: group[name] for name in ("structure", "max_dim", "max_ratio", "long_sides")}
+        return plan(tuple(param.shape), **options)
+
+    def _name(self, param: Tensor) -> str:
+        for index, group in enumerate(self.param_groups):
+            for place, other in enumerate(group["params"]):
+                if other is param:
+                    return str(group["param_names"][place]) if "param_names" in group else f"group {index} #{place}"
+        return "unknown parameter"
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what ``state_dict`` returned, every tensor in the number format it was saved in."""
+        super().load_state_dict(state_dict)
+        # torch casts state to the parameter's format: eigenvalues of bfloat16 weights would be ruined.
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        params = [param for group in self.param_groups for param in group["params"]]
+        for index, param in zip(saved, params, strict=True):
+            own = state_dict["state"].get(index, {})
+            self.state[param] = {name: value.to(param.device, copy=True) for name, value in own.items()}
+        self._stacks = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copied or unpickled optimizer."""
+        super().__setstate__(state)
+        self._stacks = {}
+        self._kernel = self.__dict__.get("_kernel", kernel.step)
+
+    def summary(self) -> list[ParameterReport]:
+        """Tell, for each parameter, its structure, state in bytes and matrix-product work per step."""
+        return [
+            summarize(self._name(param), param, self._layout(group, param), self.state.get(param, {}), group)
+            for group in self.param_groups
+            for param in group["params"]
+            if param.numel()
+        ]
+
+    def spectra(self) -> dict[str, dict[str, Any]]:
+        """Return, for each parameter with a basis, its eigenvalues, condition number and speed of rotation."""
+        return {
+            self._name(param): spectra_of(self.state[param])
+            for group in self.param_groups
+            for param in group["params"]
+            if any(name.startswith("basis") for name in self.state.get(param, {}))
+        }
+
+
+def _rule(group: dict[str, Any]) -> kernel.Rule:
+    names = kernel.Rule.__dataclass_fields__
+    return kernel.Rule(**{name: group[name] for name in names})
+
+
+def _rates(group: dict[str, Any], like: Tensor) -> kernel.Rates:
+    beta1, beta2 = group["betas"]
+    basis = 1 - beta2 if group["basis_lr"] is None else group["basis_lr"]
+    values = (beta1, beta2, basis, group["damping"])
+    return kernel.Rates(*(torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in values))
+
+
+def _initial_state(group: dict[str, Any], stack: Stack, shape: tuple[int, ...]) -> kernel.State:
+    param = stack.params[0]
+    dtype = group["state_dtype"] or (torch.float64 if param.dtype == torch.float64 else torch.float32)
+    return kernel.initial_state(
+        shape,
+        stack.layouts[0].full,
+        _rule(group),
+        momentum=group["betas"][0] > 0,
+        residual=group["residual"],
+        dtype=dtype,
+        basis_dtype=group["basis_dtype"] or dtype,
+        device=param.device,
+    )
+
+
+def _all_finite(tensors: list[Tensor]) -> bool:
+    """Tell whether all entries are finite, reading one flag from the device."""
+    return bool(torch.stack([torch.isfinite(t).all().to(tensors[0].device) for t in tensors]).all())
+
+
+def _vectors(param: Tensor, value: Tensor | OuterProducts) -> Tensor:
+    """Return curvature vectors with the sample axis last."""
+    if isinstance(value, OuterProducts):
+        if not value.semidefinite or not isinstance(value.shift, float) or value.shift != 0:
+            raise ValueError(
+                "curvature for Spectral must be a sum of outer products without negative weights; "
+                "eigenstep.update.update learns from indefinite curvature"
+            )
+        weights = 1.0 if value.weights is None else value.weights.sqrt().reshape(-1, *[1] * param.ndim)
+        value = value.vectors * weights
+    if value.shape[1:] != param.shape:
+        raise ValueError(
+            f"curvature must have shape (K, *{tuple(param.shape)}) for this parameter, got {tuple(value.shape)}"
+        )
+    return value.movedim(0, -1)
+
+
+def _padded(tensors: list[Tensor]) -> list[Tensor]:
+    """Fill up with zero vectors where parameters of one stack have different numbers of curvature vectors."""
+    most = max(t.shape[-1] for t in tensors)
+    return [torch.nn.functional.pad(t, (0, most - t.shape[-1])) for t in tensors]
