@@ -312,7 +312,7 @@ class Kronecker(SPD):
         kinds = ["full"] * len(sizes) if kinds is None else kinds
         check_sizes(sizes, kinds)
         factors = (KINDS[kind].identity(n, batch, dtype, device) for kind, n in zip(kinds, sizes, strict=True))
-        return cls(torch.ones(*batch, dtype=dtype, device=device), tuple(factors))
+        return cls(torch.ones(tuple(batch), dtype=dtype, device=device), tuple(factors))
 
     @classmethod
     def from_dense(cls, matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str] | None = None) -> Kronecker:
