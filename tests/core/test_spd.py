@@ -1,0 +1,291 @@
+"""Every method of every structure against dense float64 linear algebra, in one set of tests for all structures."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from eigenstep.spd import SPD, Diagonal, Full, Identity, Kronecker, centered_exp
+
+from .cases import (
+    BATCHES,
+    STRUCTURES,
+    at,
+    dense_oracle,
+    kron,
+    matrix_power,
+    parts,
+    random_full,
+    random_kronecker,
+    random_spd,
+)
+
+POWERS = [1.0, -1.0, 0.5, -0.5, -1 / 3, -0.25, 0.0, 2.0, 0.7]
+
+
+@pytest.fixture(params=STRUCTURES)
+def structure(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=BATCHES, ids=str)
+def S(structure: str, request: pytest.FixtureRequest) -> SPD:
+    return STRUCTURES[structure](request.param)
+
+
+@pytest.fixture
+def oracle(S: SPD) -> Tensor:
+    return dense_oracle(S)
+
+
+def events(S: SPD, *lead: int) -> Tensor:
+    return torch.randn(*lead, *S.batch_shape, *S.sizes)
+
+
+def flat(S: SPD, x: Tensor) -> Tensor:
+    return x.reshape(*x.shape[: x.ndim - len(S.sizes)], math.prod(S.sizes))
+
+
+class TestAgainstDenseOracle:
+    def test_matmul(self, S: SPD, oracle: Tensor) -> None:
+        x = events(S, 2)
+        for power in POWERS:
+            want = torch.einsum("...ij,l...j->l...i", matrix_power(oracle, power), flat(S, x))
+            assert_close(flat(S, S.matmul(x, power)), want, rtol=1e-11, atol=1e-11)
+
+    def test_solve(self, S: SPD, oracle: Tensor) -> None:
+        x = events(S)
+        assert_close(flat(S, S.solve(x)), torch.linalg.solve(oracle, flat(S, x)), rtol=1e-11, atol=1e-11)
+
+    def test_dense(self, S: SPD, oracle: Tensor) -> None:
+        for power in POWERS:
+            assert_close(S.dense(power), matrix_power(oracle, power), rtol=1e-11, atol=1e-11)
+
+    def test_logdet(self, S: SPD, oracle: Tensor) -> None:
+        assert_close(S.logdet(), torch.linalg.slogdet(oracle)[1], rtol=1e-11, atol=1e-11)
+
+    def test_trace(self, S: SPD, oracle: Tensor) -> None:
+        for power in POWERS:
+            want = matrix_power(oracle, power).diagonal(dim1=-2, dim2=-1).sum(-1)
+            assert_close(S.trace(power), want, rtol=1e-11, atol=1e-11)
+
+    def test_condition(self, S: SPD, oracle: Tensor) -> None:
+        assert_close(S.condition(), torch.linalg.cond(oracle), rtol=1e-10, atol=1e-10)
+
+    def test_spectrum(self, S: SPD, oracle: Tensor) -> None:
+        got = flat(S, S.spectrum).sort(-1).values
+        assert_close(got, torch.linalg.eigvalsh(oracle), rtol=1e-11, atol=1e-11)
+
+    def test_rotation_diagonalizes(self, S: SPD, oracle: Tensor) -> None:
+        """Rotating is orthogonal, and in the rotated frame ``S`` is its spectrum."""
+        x = events(S, 2)
+        assert_close(S.unrotate(S.rotate(x)), x, rtol=1e-12, atol=1e-12)
+        assert_close(S.rotate(x).norm(), x.norm())
+        sx = torch.einsum("...ij,l...j->l...i", oracle, flat(S, x)).reshape(x.shape)
+        assert_close(S.rotate(sx), S.spectrum * S.rotate(x), rtol=1e-11, atol=1e-11)
+
+    @pytest.mark.parametrize("power", [-1.0, 1.0])
+    def test_sample_covariance(self, structure: str, power: float) -> None:
+        """The covariance of 40,000 samples is ``S^power`` to five standard errors of each entry."""
+        S = STRUCTURES[structure](())
+        count = 40_000
+        x = flat(S, S.sample((count,), power=power, generator=torch.Generator().manual_seed(1)))
+        want = matrix_power(dense_oracle(S), power)
+        error = ((want.diag()[:, None] * want.diag() + want.square()) / count).sqrt()
+        assert ((x.T @ x / count - want).abs() < 5 * error).all()
+        assert (x.mean(0).abs() < 5 * (want.diag() / count).sqrt()).all()
+
+    def test_sample_shape_and_seed(self, S: SPD) -> None:
+        draws = [S.sample((2, 3), generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+        assert draws[0].shape == (2, 3, *S.batch_shape, *S.sizes)
+        assert draws[0].equal(draws[1])
+        assert not draws[0].equal(draws[2])
+        assert S.sample().shape == (*S.batch_shape, *S.sizes)
+
+    def test_from_dense_round_trip(self, S: SPD, oracle: Tensor) -> None:
+        """A matrix of a structure is recovered from its dense form."""
+        if isinstance(S, Kronecker):
+            kinds = [type(factor).__name__.lower() for factor in S.factors]
+            again: SPD = Kronecker.from_dense(oracle, S.sizes, kinds)
+        else:
+            assert isinstance(S, (Full, Diagonal))
+            again = type(S).from_dense(oracle)
+        assert type(again) is type(S)
+        assert_close(dense_oracle(again), oracle, rtol=1e-11, atol=1e-11)
+
+
+class TestBatches:
+    def test_batched_equals_looped(self, S: SPD) -> None:
+        x = events(S, 2)
+        for index in itertools.product(*map(range, S.batch_shape)):
+            one = at(S, index)
+            lead = (slice(None), *index)
+            assert_close(S.matmul(x, -0.5)[lead], one.matmul(x[lead], -0.5))
+            assert_close(S.dense(0.3)[index], one.dense(0.3))
+            for name in ("logdet", "trace", "condition"):
+                assert_close(getattr(S, name)()[index], getattr(one, name)())
+
+    def test_one_event_for_the_whole_batch(self, S: SPD) -> None:
+        """Batch dimensions of size one are repeated, as everywhere in torch."""
+        x = torch.randn(*[1] * len(S.batch_shape), *S.sizes)
+        assert_close(S.matmul(x), S.matmul(x.expand(*S.batch_shape, *S.sizes)))
+
+
+class TestNumberFormats:
+    @pytest.mark.parametrize(
+        ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05), (torch.float16, 0.01)]
+    )
+    def test_to_lower_precision(self, S: SPD, dtype: torch.dtype, tolerance: float) -> None:
+        """Half precision is for the bases; eigenvalues are float32 then, and results close to the float64 ones."""
+        low = S.to(dtype)
+        assert low.spectrum.dtype == torch.float32
+        for part, kind in zip(parts(low), map(_is_basis, parts(low), itertools.repeat(low)), strict=True):
+            assert part.dtype == (dtype if kind else torch.float32)
+        x = events(S, 2)
+        got = low.matmul(x.to(dtype), -0.5)
+        assert got.dtype == dtype
+        want = S.matmul(x, -0.5)
+        assert (got.double() - want).norm() <= tolerance * want.norm()
+        assert_close(low.logdet().double(), S.logdet(), rtol=1e-4, atol=1e-4)
+        assert low.sample((2,)).dtype == torch.float32
+        assert low.dense().dtype == torch.float32
+        gap = (low.dense().double() - S.dense()).norm()
+        assert gap <= tolerance * S.dense().norm()
+
+    def test_to_and_back_keeps_float32_exactly(self, S: SPD) -> None:
+        single = S.to(torch.float32)
+        for a, b in zip(parts(single.to(torch.float64).to(torch.float32)), parts(single), strict=True):
+            assert a.equal(b)
+
+    def test_to_device(self, S: SPD) -> None:
+        moved = S.to("meta")
+        assert all(part.device.type == "meta" for part in parts(moved))
+        assert moved.sizes == S.sizes
+        assert moved.spectrum.dtype == S.spectrum.dtype
+        assert all(part.device.type == "cpu" for part in parts(S))
+
+    def test_event_of_another_float_format(self, S: SPD) -> None:
+        """The result has the format of the event, the work is done in the wider of the two."""
+        x = events(S).float()
+        got = S.matmul(x)
+        assert got.dtype == torch.float32
+        assert_close(got, S.matmul(x.double()).float())
+
+
+def _is_basis(part: Tensor, S: SPD) -> bool:
+    factors = S.factors if isinstance(S, Kronecker) else (S,)
+    return any(isinstance(factor, Full) and part is factor.basis for factor in factors)
+
+
+class TestStart:
+    @pytest.mark.parametrize("batch", BATCHES, ids=str)
+    def test_identity(self, batch: tuple[int, ...]) -> None:
+        eye = torch.eye(6).expand(*batch, 6, 6)
+        kinds = ["full", "identity"]
+        starts = [
+            Full.identity(6, batch),
+            Diagonal.identity(6, batch),
+            Kronecker.identity([2, 3], batch),
+            Kronecker.identity([2, 3], batch, kinds=kinds),
+        ]
+        for start in starts:
+            assert_close(start.dense(), eye)
+            assert start.batch_shape == torch.Size(batch)
+            assert start.spectrum.dtype == torch.float64
+        assert isinstance(starts[-1].factors[1], Identity)  # type: ignore[attr-defined]
+        assert Full.identity(3, dtype=torch.float32).basis.dtype == torch.float32
+        assert Kronecker.identity([3], device="meta").scale.device.type == "meta"
+
+    def test_memory(self) -> None:
+        """The memory starts as ``Diag(d)``, follows conversions and is no part of the matrix."""
+        S = random_kronecker([3, 4], batch=(2,)).with_memory()
+        for factor in S.factors:
+            assert isinstance(factor, Full)
+            assert factor.memory is not None
+            assert_close(factor.memory, torch.diag_embed(factor.eigs))
+        low = random_full(3).with_memory().to(torch.bfloat16)
+        assert low.memory is not None
+        assert low.memory.dtype == torch.float32
+        scaled = Full(torch.eye(2), torch.tensor([2.0, 8.0])).with_memory().with_unit_determinant()
+        assert scaled.memory is not None
+        assert_close(scaled.memory, torch.diag(torch.tensor([0.5, 2.0])))
+
+
+class TestProjectionOntoKronecker:
+    """``Kronecker.from_dense`` solves Van Loan and Pitsianis' nearest-Kronecker-product problem."""
+
+    @pytest.mark.parametrize("batch", BATCHES, ids=str)
+    def test_two_factors_equal_leading_singular_vectors(self, batch: tuple[int, ...]) -> None:
+        n, m = 3, 4
+        matrix = random_spd(n * m, batch)
+        rearranged = matrix.reshape(*batch, n, m, n, m).transpose(-3, -2).reshape(*batch, n * n, m * m)
+        u, s, v = torch.linalg.svd(rearranged)
+        left = (u[..., :, 0] * s[..., :1]).reshape(*batch, n, n)
+        want = torch.einsum("...ij,...kl->...ikjl", left, v[..., 0, :].reshape(*batch, m, m))
+        got = Kronecker.from_dense(matrix, [n, m])
+        assert_close(got.dense(), want.reshape(*batch, n * m, n * m), rtol=1e-9, atol=1e-9)
+
+    @pytest.mark.parametrize(
+        ("sizes", "kinds"),
+        [
+            ([2, 3, 2], ["full", "full", "full"]),
+            ([3, 4], ["full", "diagonal"]),
+            ([3, 4], ["identity", "full"]),
+            ([2, 2, 2, 2], ["full", "diagonal", "identity", "full"]),
+        ],
+    )
+    def test_perturbing_the_solution_makes_it_worse(self, sizes: list[int], kinds: list[str]) -> None:
+        matrix = random_spd(math.prod(sizes))
+        best = Kronecker.from_dense(matrix, sizes, kinds)
+        assert [type(factor).__name__.lower() for factor in best.factors] == kinds
+        distance = (best.dense() - matrix).norm()
+        for trial in range(50):
+            size = 10 ** -(1 + trial % 4)
+            factors = []
+            for factor in best.factors:
+                noise = torch.randn_like(factor.dense())
+                dense = factor.dense() + size * (noise + noise.T) * factor.dense().norm()
+                if isinstance(factor, Identity):
+                    dense = factor.dense()
+                elif isinstance(factor, Diagonal):
+                    dense = torch.diag(dense.diag())
+                factors.append(dense)
+            other = best.scale * (1 + size * torch.randn(())) * kron(factors)
+            assert (other - matrix).norm() > distance
+
+    def test_identity_factor_averages_the_blocks(self) -> None:
+        matrix = random_spd(12)
+        got = Kronecker.from_dense(matrix, [3, 4], ["identity", "full"])
+        blocks = matrix.reshape(3, 4, 3, 4)
+        mean = torch.stack([blocks[i, :, i] for i in range(3)]).mean(0)
+        assert_close(got.dense(), kron([torch.eye(3), mean]))
+
+    def test_diagonal_keeps_the_diagonal(self) -> None:
+        matrix = random_spd(5, (2,))
+        assert_close(Diagonal.from_dense(matrix).eigs, matrix.diagonal(dim1=-2, dim2=-1))
+
+    def test_result_does_not_share_memory_with_the_argument(self) -> None:
+        matrix = torch.eye(3)
+        S = Diagonal.from_dense(matrix)
+        matrix.zero_()
+        assert S.eigs.eq(1).all()
+
+
+class TestUnitDeterminant:
+    def test_centered_exp_has_product_one(self) -> None:
+        logs = 20 * torch.randn(4, 7)
+        values = centered_exp(logs)
+        assert_close(values.log().sum(-1), torch.zeros(4), rtol=0, atol=1e-12)
+        assert_close(values.log(), logs - logs.mean(-1, keepdim=True), rtol=1e-12, atol=1e-12)
+
+    def test_centered_exp_of_a_huge_spread_stays_finite(self) -> None:
+        for dtype in (torch.float32, torch.float64):
+            values = centered_exp(torch.tensor([-3e4, 0.0, 3e4, 100.0], dtype=dtype))
+            assert torch.isfinite(values).all()
+            assert torch.isfinite(1 / values).all()
+            assert_close(values.log().sum().double(), torch.tensor(0.0), rtol=0, atol=1e-4)
