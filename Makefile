@@ -4,8 +4,6 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-# One thread per test process, and threads that sleep while they wait: pytest-xdist already uses every core.
-TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -19,7 +17,7 @@ demo: $(VENV)/.has-all ## See the library's main job at work
 	$(BIN)/eigenstep demo
 
 test: $(VENV)/.has-all $(VENV)/.has-dev ## Run every test, in parallel (PYTEST_ARGS="-k name" selects)
-	$(TEST_ENV) $(BIN)/pytest -n auto $(PYTEST_ARGS)
+	$(BIN)/pytest -n auto $(PYTEST_ARGS)
 
 lint: $(VENV)/.has-all $(VENV)/.has-dev ## Check style, docstrings, formatting and types
 	$(BIN)/ruff check .

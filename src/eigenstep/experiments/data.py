@@ -194,7 +194,7 @@ def _read_image_folder(folder: Path, size: int) -> Images:
 
     def labeled(part: str) -> Labeled:
         paths, labels, _ = parts[part]
-        return np.stack([files.read_square(path, size) for path in track(paths, f"Reading {folder / part}")]), labels
+        return np.stack([files.read_picture(path, size) for path in track(paths, f"Reading {folder / part}")]), labels
 
     paths = [path for part in parts.values() for path in part[0]]
     return _decoded_once(paths, f"folder {size}", lambda: Images.from_arrays(labeled("train"), labeled("val"), classes))

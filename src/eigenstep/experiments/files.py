@@ -47,19 +47,15 @@ def read_idx(path: Path) -> Bytes:
         return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
-def read_picture(path: Path) -> Bytes:
-    """Read one image file as height × width × RGB."""
-    image = require("PIL.Image", "experiments")
-    with reading(path), image.open(path) as picture:
-        return np.asarray(picture.convert("RGB"))
-
-
-def read_square(path: Path, size: int) -> Bytes:
-    """Read one image file, scale its shorter side to `size` and cut out the middle: size × size × RGB."""
-    image = require("PIL.Image", "experiments")
-    fit = require("PIL.ImageOps", "experiments").fit
-    with reading(path), image.open(path) as picture:
-        return np.asarray(fit(picture.convert("RGB"), (size, size), method=image.Resampling.BICUBIC))
+def read_picture(path: Path, size: int | None = None) -> Bytes:
+    """Read one image file as height × width × RGB; with `size`, its middle, scaled to size × size."""
+    image, fit = require("PIL.Image", "experiments"), require("PIL.ImageOps", "experiments").fit
+    with reading(path):
+        with image.open(path) as picture:
+            picture.verify()  # checksums, which decoding does not look at; it uses the picture up
+        with image.open(path) as picture:
+            rgb = picture.convert("RGB")
+        return np.asarray(rgb if size is None else fit(rgb, (size, size), method=image.Resampling.BICUBIC))
 
 
 def read_cifar_sheet(path: Path) -> Bytes:
