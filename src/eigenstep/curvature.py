@@ -49,7 +49,7 @@ class OuterProducts:
                     f"got {tuple(self.weights.shape)}"
                 )
         if self.semidefinite is None:
-            plain = self.weights is None and isinstance(self.shift, float) and self.shift >= 0
+            plain = self.weights is None and isinstance(self.shift, (int, float)) and self.shift >= 0
             object.__setattr__(self, "semidefinite", plain)
 
 

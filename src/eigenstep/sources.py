@@ -1,7 +1,7 @@
 """Where curvature comes from: losses, models, samples and problems over positive-definite matrices.
 
 Each function returns :class:`~eigenstep.curvature.OuterProducts` or :class:`~eigenstep.curvature.Dense`; a user's own
-matrix needs neither function nor class of ours: ``Dense(H)``.
+matrix needs none of them: ``Dense(H)``. Curvature is data: no gradients flow back through it to the parameters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.func import hessian as func_hessian
-from torch.func import jacrev, vjp, vmap
+from torch.func import grad, jacrev, vjp, vmap
 
 from .checks import check_finite, check_symmetric
 from .curvature import Dense, OuterProducts
@@ -41,6 +41,7 @@ def per_example_gradients(gradients: Tensor) -> OuterProducts:
     return _mean(gradients)
 
 
+@torch.no_grad()
 def hessian(loss: Callable[[Tensor], Tensor], parameters: Tensor) -> Dense:
     """Return the Hessian of a scalar function, which may be indefinite.
 
@@ -54,6 +55,7 @@ def hessian(loss: Callable[[Tensor], Tensor], parameters: Tensor) -> Dense:
     return Dense((matrix + matrix.T) / 2)
 
 
+@torch.no_grad()
 def gauss_newton(
     predict: Predict,
     loss: Callable[[Tensor, Tensor], Tensor],
@@ -81,6 +83,7 @@ def gauss_newton(
     return _mean(columns, len(inputs))
 
 
+@torch.no_grad()
 def sampled_fisher(
     predict: Predict,
     distribution: Callable[[Tensor], Distribution],
@@ -100,13 +103,17 @@ def sampled_fisher(
     """
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
-    outputs = vmap(predict, (None, 0))(parameters, inputs).detach().requires_grad_()
-    scores = []
-    for _ in range(draws):
-        predicted = distribution(outputs)
-        score = torch.autograd.grad(predicted.log_prob(predicted.sample()).sum(), outputs)[0]
-        scores.append(vmap(lambda x, s: vjp(lambda p: predict(p, x), parameters)[1](s)[0])(inputs, score))
-    return _mean(torch.cat(scores))
+
+    def log_likelihood(outputs: Tensor, labels: Tensor) -> Tensor:
+        return distribution(outputs).log_prob(labels).sum()
+
+    def pull_back(x: Tensor, score: Tensor) -> Tensor:
+        return vjp(lambda p: predict(p, x), parameters)[1](score)[0]
+
+    examples = torch.cat([inputs] * draws)
+    outputs = vmap(predict, (None, 0))(parameters, examples)
+    scores = grad(log_likelihood)(outputs, distribution(outputs).sample())
+    return _mean(vmap(pull_back)(examples, scores))
 
 
 def reinforce(S: SPD, deviations: Tensor, values: Tensor) -> OuterProducts:

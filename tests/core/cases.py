@@ -137,7 +137,7 @@ def parts(S: SPD) -> list[Tensor]:
 def dense_curvature(S: SPD, curvature: OuterProducts) -> Dense:
     """Return ``sum_k w_k v_k v_k^T + shift S`` as an ordinary matrix."""
     count, batch = len(curvature.vectors), S.batch_shape
-    vectors = curvature.vectors.reshape(count, *batch, -1)
+    vectors = curvature.vectors.reshape(count, *batch, math.prod(S.sizes))
     weights = torch.ones(count) if curvature.weights is None else curvature.weights
     weights = weights.reshape(*weights.shape, *[1] * (1 + len(batch) - weights.ndim)).expand(count, *batch)
     matrix = torch.einsum("k...,k...i,k...j->...ij", weights, vectors, vectors)

@@ -150,8 +150,19 @@ class TestKroneckerContainsTheOthers:
         kronecker = Kronecker(torch.tensor(1.0), (full,)).normalized()
         for _ in range(5):
             curvature = OuterProducts(torch.randn(2, 5))
-            options = dict(lr=0.1, decay=decay, damping=0.01, rotation=rotation, positive=positive, rayleigh=rayleigh)
-            full, kronecker = (update(S, curvature, **options) for S in (full, kronecker))  # type: ignore[arg-type]
+            full, kronecker = (
+                update(
+                    S,
+                    curvature,
+                    lr=0.1,
+                    decay=decay,
+                    damping=0.01,
+                    rotation=rotation,
+                    positive=positive,
+                    rayleigh=rayleigh,
+                )
+                for S in (full, kronecker)
+            )
             close(kronecker.dense(), full.dense())
             close(kronecker.factors[0].basis, full.basis)  # type: ignore[union-attr]
 

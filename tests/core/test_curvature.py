@@ -1,0 +1,169 @@
+"""Curvature as data: the two kinds agree, and their projection is what the paper's formulas say."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from eigenstep.curvature import Curvature, Dense, OuterProducts, project
+from eigenstep.spd import SPD, Diagonal, Full, Identity, Kronecker
+
+from .cases import (
+    BATCHES,
+    STRUCTURES,
+    at,
+    dense_curvature,
+    random_diagonal,
+    random_full,
+    random_kronecker,
+    random_symmetric,
+)
+
+
+@pytest.fixture(params=STRUCTURES)
+def structure(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=BATCHES, ids=str)
+def S(structure: str, request: pytest.FixtureRequest) -> SPD:
+    return STRUCTURES[structure](request.param)
+
+
+def variants(S: SPD) -> list[OuterProducts]:
+    vectors = torch.randn(5, *S.batch_shape, *S.sizes)
+    weights = torch.randn(5, *S.batch_shape)
+    return [
+        OuterProducts(vectors),
+        OuterProducts(vectors, torch.randn(5)),
+        OuterProducts(vectors, weights),
+        OuterProducts(vectors, weights, shift=0.7),
+        OuterProducts(vectors, shift=torch.randn(tuple(S.batch_shape))),
+        OuterProducts(vectors[:0]),
+    ]
+
+
+def test_outer_products_and_dense_agree(S: SPD) -> None:
+    for curvature in variants(S):
+        for a, b in zip(project(S, curvature), project(S, dense_curvature(S, curvature)), strict=True):
+            assert a.shape == b.shape
+            assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_shapes(S: SPD) -> None:
+    """One matrix for a full factor, a vector for a diagonal one."""
+    factors = S.factors if isinstance(S, Kronecker) else (S,)
+    for factor, w in zip(factors, project(S, variants(S)[0]), strict=True):
+        n = factor.sizes[0]
+        assert w.shape == (*S.batch_shape, *([n, n] if isinstance(factor, Full) else [n]))
+        if isinstance(factor, Identity):
+            assert_close(w, w.mean(-1, keepdim=True).expand_as(w))
+
+
+def test_batched_equals_looped(S: SPD) -> None:
+    vectors, weights = torch.randn(3, *S.batch_shape, *S.sizes), torch.randn(3, *S.batch_shape)
+    shift = torch.randn(tuple(S.batch_shape))
+    outer = OuterProducts(vectors, weights, shift)
+    both: list[Curvature] = [outer, dense_curvature(S, outer)]
+    for curvature in both:
+        projected = project(S, curvature)
+        for index in itertools.product(*map(range, S.batch_shape)):
+            lead = (slice(None), *index)
+            one: Curvature = (
+                OuterProducts(vectors[lead], weights[lead], shift[index])
+                if isinstance(curvature, OuterProducts)
+                else Dense(curvature.matrix[index])
+            )
+            for a, b in zip(projected, project(at(S, index), one), strict=True):
+                assert_close(a[index], b)
+
+
+def test_matrix_itself_projects_to_its_eigenvalues(S: SPD) -> None:
+    """Where ``S`` is its own curvature, ``W = Diag(d)`` for every factor: learning rests there."""
+    factors = S.factors if isinstance(S, Kronecker) else (S,)
+    curvatures: list[Curvature] = [Dense(S.dense()), OuterProducts(torch.zeros(1, *S.batch_shape, *S.sizes), shift=1.0)]
+    for curvature in curvatures:
+        for factor, w in zip(factors, project(S, curvature), strict=True):
+            assert isinstance(factor, (Full, Diagonal))
+            want = torch.diag_embed(factor.eigs) if isinstance(factor, Full) else factor.eigs
+            assert_close(w, want, rtol=1e-11, atol=1e-11)
+
+
+class TestAgainstThePapersFormulas:
+    def test_full(self) -> None:
+        S, H = random_full(5), random_symmetric(5)
+        (W,) = project(S, Dense(H))
+        assert_close(W, S.basis.T @ H @ S.basis)
+
+    def test_diagonal(self) -> None:
+        S, H = random_diagonal(5), random_symmetric(5)
+        assert_close(project(S, Dense(H))[0], H.diag())
+
+    def test_kronecker(self) -> None:
+        """``W_C = B_C^T G S_K^-1 G^T B_C / (alpha m)`` and its mirror image."""
+        n, m = 3, 4
+        S, G = random_kronecker([n, m]), torch.randn(n, m)
+        C, K = S.factors
+        assert isinstance(C, Full)
+        assert isinstance(K, Full)
+        W_C, W_K = project(S, OuterProducts(G[None]))
+        assert_close(W_C, C.basis.T @ G @ K.dense(-1) @ G.T @ C.basis / (S.scale * m))
+        assert_close(W_K, K.basis.T @ G.T @ C.dense(-1) @ G @ K.basis / (S.scale * n))
+
+    def test_kronecker_with_dense_curvature_of_three_factors(self) -> None:
+        """Contract the other factors with their inverses: ``Q_l = Tr_others(S_others^-1 H)``."""
+        S, H = random_kronecker([2, 3, 4]), random_symmetric(24)
+        inverses = [factor.dense(-1) for factor in S.factors]
+        tensor = H.reshape(2, 3, 4, 2, 3, 4)
+        Q = torch.einsum("abcdef,ad,cf->be", tensor, inverses[0], inverses[2])
+        middle = S.factors[1]
+        assert isinstance(middle, Full)
+        want = middle.basis.T @ Q @ middle.basis / (S.scale * 8)
+        assert_close(project(S, Dense(H))[1], want)
+
+
+class TestSemidefiniteness:
+    """What may be used with truncated maps is known from how the curvature was made."""
+
+    def test_outer_products(self) -> None:
+        v = torch.randn(3, 4)
+        assert OuterProducts(v).semidefinite
+        assert OuterProducts(v, shift=0.5).semidefinite
+        assert OuterProducts(v, shift=1).semidefinite
+        assert not OuterProducts(v, shift=-0.5).semidefinite
+        assert not OuterProducts(v, shift=torch.tensor(0.5)).semidefinite
+        assert not OuterProducts(v, torch.ones(3)).semidefinite
+        assert OuterProducts(v, torch.ones(3), semidefinite=True).semidefinite
+
+    def test_dense(self) -> None:
+        assert not Dense(torch.eye(2)).semidefinite
+        assert Dense(torch.eye(2), semidefinite=True).semidefinite
+
+
+class TestNumberFormats:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_lower_precision(self, S: SPD, dtype: torch.dtype) -> None:
+        """Projections have the format of the eigenvalues, and half-precision bases cost a relative 1 %."""
+        outer = OuterProducts(torch.randn(5, *S.batch_shape, *S.sizes))
+        low = S.to(dtype)
+        pairs: list[tuple[Curvature, Curvature]] = [
+            (outer, OuterProducts(outer.vectors.to(dtype))),
+            (dense_curvature(S, outer), Dense(dense_curvature(S, outer).matrix.to(dtype))),
+        ]
+        for exact, rounded in pairs:
+            for a, b in zip(project(S, exact), project(low, rounded), strict=True):
+                assert b.dtype == torch.float32
+                assert (a - b).norm() <= (1e-5 if dtype == torch.float32 else 0.02) * a.norm()
+
+
+def test_projection_never_forms_the_matrix() -> None:
+    """A layer of 512 by 512 would need a curvature matrix of 512 GB."""
+    S = Kronecker.identity([512, 512], dtype=torch.float32)
+    G: Tensor = torch.randn(512, 512, dtype=torch.float32)
+    W_C, W_K = project(S, OuterProducts(G[None]))
+    assert_close(W_C, G @ G.T / 512)
+    assert_close(W_K, G.T @ G / 512)

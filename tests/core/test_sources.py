@@ -1,0 +1,285 @@
+"""Every source of curvature against a dense float64 oracle, or against its limit for many samples."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Normal
+from torch.testing import assert_close
+
+from eigenstep import sources
+from eigenstep.curvature import OuterProducts, project
+from eigenstep.rotation import bounded
+from eigenstep.spd import SPD, Kronecker
+from eigenstep.update import update
+
+from .cases import (
+    BATCHES,
+    STRUCTURES,
+    dense_curvature,
+    random_full,
+    random_kronecker,
+    random_spd,
+    random_symmetric,
+)
+
+
+def matrix_of(curvature: OuterProducts) -> Tensor:
+    """Return the sum of outer products as a matrix, without batch dimensions and shift."""
+    vectors = curvature.vectors.flatten(1)
+    weights = torch.ones(len(vectors)) if curvature.weights is None else curvature.weights
+    return torch.einsum("k,ki,kj->ij", weights, vectors, vectors)
+
+
+def network(parameters: Tensor, x: Tensor) -> Tensor:
+    """A layer of 3 by 4 and a nonlinearity: enough for curvature that is not constant."""
+    return torch.tanh(parameters @ x) * torch.tensor([1.0, 2.0, 0.5])
+
+
+class TestGradients:
+    def test_gradient_outer_product(self) -> None:
+        g = torch.randn(5)
+        assert_close(matrix_of(sources.gradient_outer_product(g)), torch.outer(g, g))
+        G = torch.randn(3, 4)
+        assert_close(matrix_of(sources.gradient_outer_product(G)), torch.outer(G.flatten(), G.flatten()))
+
+    def test_per_example_gradients(self) -> None:
+        g = torch.randn(7, 5)
+        assert_close(matrix_of(sources.per_example_gradients(g)), g.T @ g / 7)
+
+    def test_batched(self) -> None:
+        S = random_kronecker([3, 4], batch=(2,))
+        gradients = torch.randn(6, 2, 3, 4)
+        W = project(S, sources.per_example_gradients(gradients))
+        singles = [project(S, sources.gradient_outer_product(g)) for g in gradients]
+        for at, w in enumerate(W):
+            assert_close(w, torch.stack([single[at] for single in singles]).mean(0))
+
+
+class TestHessian:
+    def test_quadratic(self) -> None:
+        A = random_symmetric(5)
+        assert_close(sources.hessian(lambda w: 0.5 * w @ A @ w, torch.randn(5)).matrix, A)
+
+    def test_parameters_of_any_shape(self) -> None:
+        A, G = random_symmetric(6), torch.randn(2, 3)
+        curvature = sources.hessian(lambda w: 0.5 * w.flatten() @ A @ w.flatten() + w.sum() ** 3, G)
+        assert_close(curvature.matrix, A + 6 * G.sum() * torch.ones(6, 6))
+
+    def test_is_not_taken_for_semidefinite(self) -> None:
+        assert not sources.hessian(lambda w: w.square().sum(), torch.ones(2)).semidefinite
+
+
+class TestGaussNewton:
+    def test_least_squares_is_jacobian_transposed_times_jacobian(self) -> None:
+        parameters, x, y = torch.randn(3, 4), torch.randn(10, 4), torch.randn(10, 3)
+        curvature = sources.gauss_newton(network, lambda f, t: 0.5 * (f - t).square().sum(), parameters, x, y)
+        J = torch.func.jacrev(lambda p: torch.stack([network(p, one) for one in x]))(parameters).reshape(30, 12)
+        assert_close(matrix_of(curvature), J.T @ J / 10)
+        assert curvature.vectors.shape == (30, 3, 4)
+        assert curvature.semidefinite
+
+    def test_linear_model_gives_the_hessian(self) -> None:
+        """For a model that is linear in its parameters and a convex loss, Gauss-Newton is exact."""
+        parameters, x, y = torch.randn(3, 4), torch.randn(10, 4), torch.randint(3, (10,))
+
+        def loss(p: Tensor) -> Tensor:
+            return torch.nn.functional.cross_entropy(x @ p.T, y)
+
+        curvature = sources.gauss_newton(lambda p, one: p @ one, torch.nn.functional.cross_entropy, parameters, x, y)
+        assert_close(matrix_of(curvature), sources.hessian(loss, parameters).matrix, rtol=1e-9, atol=1e-9)
+
+
+class TestSampledFisher:
+    def test_categorical_converges_to_gauss_newton(self) -> None:
+        parameters, x = torch.randn(3, 4), torch.randn(5, 4)
+        labels = torch.zeros(5, dtype=torch.long)  # the Hessian of cross-entropy does not depend on them
+        exact = matrix_of(sources.gauss_newton(network, torch.nn.functional.cross_entropy, parameters, x, labels))
+        draws = 4000
+        sampled = sources.sampled_fisher(network, lambda f: Categorical(logits=f), parameters, x, draws)
+        assert sampled.vectors.shape == (5 * draws, 3, 4)
+        assert (matrix_of(sampled) - exact).norm() < 0.05 * exact.norm()
+
+    def test_normal_converges_to_gauss_newton(self) -> None:
+        """A unit Gaussian over several outputs at once: their scores are added up."""
+        parameters, x = torch.randn(3, 4), torch.randn(5, 4)
+        exact = matrix_of(
+            sources.gauss_newton(network, lambda f, t: 0.5 * (f - t).square().sum(), parameters, x, torch.zeros(5, 3))
+        )
+        sampled = sources.sampled_fisher(network, lambda f: Normal(f, 1.0), parameters, x, 4000)
+        assert (matrix_of(sampled) - exact).norm() < 0.05 * exact.norm()
+
+    def test_reproducible(self) -> None:
+        parameters, x = torch.randn(3, 4), torch.randn(5, 4)
+        draws = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            draws.append(sources.sampled_fisher(network, lambda f: Categorical(logits=f), parameters, x).vectors)
+        assert draws[0].equal(draws[1])
+        assert not draws[0].equal(draws[2])
+
+
+@pytest.mark.parametrize("grad_mode", [torch.no_grad, torch.enable_grad])
+def test_curvature_of_trainable_parameters_holds_no_graph(grad_mode: type[torch.no_grad]) -> None:
+    """Sources work with and without gradient mode, and what they return would not keep a graph alive."""
+    parameters, x = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4)
+    labels = torch.randint(3, (5,))
+    with grad_mode():
+        tensors = [
+            sources.hessian(lambda p: p.square().sum() ** 2, parameters).matrix,
+            sources.gauss_newton(network, torch.nn.functional.cross_entropy, parameters, x, labels).vectors,
+            sources.sampled_fisher(network, lambda f: Categorical(logits=f), parameters, x).vectors,
+        ]
+    assert not any(tensor.requires_grad for tensor in tensors)
+    assert all(tensor.norm() > 0 for tensor in tensors)
+    assert parameters.grad is None
+
+
+def quadratic(A: Tensor, b: Tensor, w: Tensor) -> Tensor:
+    return 0.5 * torch.einsum("k...i,...ij,k...j->k...", w, A, w) + torch.einsum("...i,k...i->k...", b, w) + 3
+
+
+@pytest.fixture(params=STRUCTURES)
+def structure(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=BATCHES[:2], ids=str)
+def S(structure: str, request: pytest.FixtureRequest) -> SPD:
+    return STRUCTURES[structure](request.param)
+
+
+class TestSampledHessians:
+    """For a quadratic function, the mean Hessian under any Gaussian is the Hessian itself."""
+
+    COUNT = 20_000
+
+    def problem(self, S: SPD) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return ``A``, ``b``, deviations with inverse covariance ``S``, and the same as flat vectors."""
+        deviations = S.sample((self.COUNT,))
+        w = deviations.flatten(1 + len(S.batch_shape))
+        size = w.shape[-1]
+        return random_symmetric(size, S.batch_shape), torch.randn(*S.batch_shape, size), deviations, w
+
+    def test_reinforce(self, S: SPD) -> None:
+        A, b, deviations, w = self.problem(S)
+        values = quadratic(A, b, w)
+        values = values - values.mean(0)
+        estimate = dense_curvature(S, sources.reinforce(S, deviations, values)).matrix
+        # The statistical error is that of the sample mean; the claim is that nothing else is left.
+        s = S.dense()
+        terms = torch.einsum("...ij,k...j->k...i", s, w)
+        spread = torch.einsum("k...,k...i,k...j->k...ij", values, terms, terms).std(0) / self.COUNT**0.5
+        assert (
+            (estimate - A).abs() < 5 * spread + 5 * values.std(0)[..., None, None] * s.abs() / self.COUNT**0.5
+        ).all()
+
+    def test_reinforce_formula(self, S: SPD) -> None:
+        """Exactly the mean of ``l(w) (S w w^T S - S)``, with values for all of a batch or for each of its elements."""
+        deviations = S.sample((4,))
+        w, s = deviations.flatten(1 + len(S.batch_shape)), S.dense()
+        for values in (torch.randn(4), torch.randn(4, *S.batch_shape)):
+            per_element = values.reshape(4, *[1] * (1 + len(S.batch_shape) - values.ndim), *values.shape[1:])
+            per_element = per_element.expand(4, *S.batch_shape)
+            sw = torch.einsum("...ij,k...j->k...i", s, w)
+            want = (per_element[..., None, None] * (sw[..., :, None] * sw[..., None, :] - s)).mean(0)
+            curvature = sources.reinforce(S, deviations, values)
+            assert not curvature.semidefinite
+            assert_close(dense_curvature(S, curvature).matrix, want, rtol=1e-10, atol=1e-10)
+
+    def test_reparametrization(self, S: SPD) -> None:
+        A, b, deviations, w = self.problem(S)
+        gradients = (torch.einsum("...ij,k...j->k...i", A, w) + b).reshape(deviations.shape)
+        curvature = sources.reparametrization(S, deviations, gradients)
+        assert not curvature.semidefinite
+        estimate = dense_curvature(S, curvature).matrix
+        sw = torch.einsum("...ij,k...j->k...i", S.dense(), w)
+        products = torch.einsum("k...i,k...j->k...ij", sw, gradients.reshape(w.shape))
+        products = (products + products.mT) / 2
+        assert_close(estimate, products.mean(0), rtol=1e-9, atol=1e-9)
+        assert ((estimate - A).abs() < 5 * products.std(0) / self.COUNT**0.5).all()
+
+    def test_reparametrization_of_vanishing_gradients(self) -> None:
+        S = random_full(3)
+        deviations = S.sample((4,))
+        curvature = sources.reparametrization(S, deviations, torch.zeros(4, 3))
+        assert_close(matrix_of(curvature), torch.zeros(3, 3))
+
+    def test_reparametrization_of_small_gradients_keeps_their_digits(self) -> None:
+        S = random_full(3)
+        deviations = S.sample((4,))
+        gradients = 1e-9 * torch.randn(4, 3)
+        sw = S.matmul(deviations)
+        want = sw.T @ gradients / 4
+        got = matrix_of(sources.reparametrization(S, deviations, gradients))
+        assert_close(got, (want + want.T) / 2, rtol=1e-10, atol=1e-19)
+
+
+class TestGradientOfAnSpdProblem:
+    def log_det(self, Q: Tensor, S: Tensor) -> Tensor:
+        return (S @ Q).trace() - torch.linalg.slogdet(S)[1]
+
+    def test_formula(self, S: SPD) -> None:
+        size = S.dense().shape[-1]
+        G = random_symmetric(size, S.batch_shape)
+        assert_close(sources.spd_gradient(S, G).matrix, -2 * S.dense() @ G @ S.dense(), rtol=1e-10, atol=1e-10)
+
+    @pytest.mark.parametrize("kind", ["full", "diagonal", "kronecker"])
+    def test_first_order_descent(self, kind: str) -> None:
+        """A small step lowers the loss by ``lr`` times the squared Riemannian gradient norm, to first order."""
+        Q = random_spd(6)
+        S: SPD = {
+            "full": random_full(6),
+            "diagonal": STRUCTURES["diagonal"](()),
+            "kronecker": random_kronecker([2, 3]),
+        }[kind]
+        if kind == "diagonal":
+            Q = Q[:4, :4].contiguous()
+        loss = partial(self.log_det, Q)
+        gradient = torch.func.grad(loss)(S.dense())
+        gradient = (gradient + gradient.T) / 2
+        drops = []
+        for lr in (1e-4, 1e-5):
+            new = update(S, sources.spd_gradient(S, gradient), lr=lr, decay=0.0)
+            drops.append((loss(S.dense()) - loss(new.dense())) / lr)
+        assert drops[1] > 0
+        assert_close(drops[0], drops[1], rtol=1e-2, atol=0)
+        if kind == "full":
+            want = 2 * (S.dense() @ gradient @ S.dense() @ gradient).trace()
+            assert_close(drops[1], want, rtol=1e-3, atol=0)
+
+    def test_log_det_problem_is_solved(self) -> None:
+        """The minimizer of ``Tr(S Q) - log det S`` is ``Q^-1``."""
+        Q = random_spd(6)
+        S = random_full(6)
+        for _ in range(400):
+            gradient = Q - S.dense(-1)
+            curvature = sources.spd_gradient(S, (gradient + gradient.T) / 2)
+            S = update(S, curvature, lr=0.1, decay=0.0, rotation=partial(bounded, pairwise=True))
+        assert_close(S.dense(), torch.linalg.inv(Q), rtol=1e-6, atol=1e-6)
+
+
+def test_a_users_own_kronecker_layer_learns_from_every_source() -> None:
+    """All sources end in the same two kinds of data, so that one update takes them all."""
+    S = Kronecker.identity([3, 4])
+    x = torch.randn(6, 4)
+    parameters = torch.randn(3, 4)
+    labels = torch.randint(3, (6,))
+    loss = torch.nn.functional.cross_entropy
+    deviations = S.sample((6,))
+    for curvature in (
+        sources.gradient_outer_product(parameters),
+        sources.per_example_gradients(torch.randn(5, 3, 4)),
+        sources.hessian(lambda p: p.square().sum() ** 2, parameters),
+        sources.gauss_newton(network, loss, parameters, x, labels),
+        sources.sampled_fisher(network, lambda f: Categorical(logits=f), parameters, x),
+        sources.reinforce(S, deviations, torch.randn(6)),
+        sources.reparametrization(S, deviations, torch.randn(6, 3, 4)),
+        sources.spd_gradient(S, random_symmetric(12)),
+    ):
+        new = update(S, curvature, lr=0.01)
+        assert new.sizes == (3, 4)
+        assert torch.isfinite(new.spectrum).all()
