@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
-from torch.func import hessian as func_hessian
 from torch.func import grad, jacrev, vjp, vmap
+from torch.func import hessian as func_hessian
 
 from .checks import check_finite, check_symmetric
 from .curvature import Dense, OuterProducts
