@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .linalg import diagonal, off_diagonal
+from .linalg import diagonal
 
 Rotation = Callable[[Tensor, Tensor], Tensor]
 """``rotation(d, A) -> N``: eigenvalues ``(*batch, n)``, average ``(*batch, n, n)``, generator ``(*batch, n, n)``."""
@@ -65,22 +65,26 @@ def bounded(eigs: Tensor, average: Tensor, *, pairwise: bool = False) -> Tensor:
             diagonal, best for noisy gradients.
     """
     # Scaling A leaves N unchanged; at unit size, squares neither overflow nor vanish.
-    largest = average.abs().amax((-2, -1), keepdim=True)
-    a = average / largest.clamp_min(torch.finfo(average.dtype).tiny)
-    off = off_diagonal(a)
-    values = diagonal(a)
-    difference = values[..., :, None] - values[..., None, :]
+    largest = torch.linalg.vector_norm(average, torch.inf, dim=(-2, -1), keepdim=True)
+    off = average / largest.clamp_min(torch.finfo(average.dtype).tiny)
+    values = diagonal(off).clone()
+    diagonal(off).zero_()
+    # From here on in place: these matrices are as large as the bases, and memory is what takes the time.
+    size = (values[..., :, None] - values[..., None, :]).add_(_tie_breaker(off))
+    root = size.square()
     if pairwise:
-        softening = off.square()
+        root.addcmul_(off, off, value=4)
     else:
-        rows = off.square().sum(-1)
-        softening = 0.5 * (rows[..., :, None] + rows[..., None, :])
-    size = difference.abs() + (difference.square() + 4 * softening).sqrt()
-    return -off * _sign(difference) / size.clamp_min(torch.finfo(a.dtype).tiny)
+        rows = 2 * torch.linalg.vector_norm(off, dim=-1).square()
+        root.add_(rows[..., :, None]).add_(rows[..., None, :])
+    size.add_(root.sqrt_().copysign_(size))
+    # Entries whose squares vanish in this number format must not blow up: with this floor their rows stay short, too.
+    floor = 2 * off.shape[-1] * torch.finfo(off.dtype).tiny ** 0.5
+    return off.neg_().div_(size.abs().clamp_min_(floor).copysign_(size))
 
 
-def _sign(difference: Tensor) -> Tensor:
-    """Return the sign of ``D``, with ties broken by position so that the result is skew-symmetric."""
-    n = difference.shape[-1]
-    upper = torch.ones(n, n, dtype=difference.dtype, device=difference.device).triu(1)
-    return torch.where(difference == 0, upper - upper.T, difference.sign())
+def _tie_breaker(like: Tensor) -> Tensor:
+    """Return a skew-symmetric matrix too small to matter except where two eigenvalues are equal."""
+    n = like.shape[-1]
+    upper = torch.full((n, n), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device).triu_(1)
+    return upper - upper.T

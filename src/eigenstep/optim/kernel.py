@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import accumulation_dtype, diagonal, matmul, transpose
-from ..maps import cayley, exp, reorthonormalize, shrink_factor, truncated_cayley, truncated_exp
+from ..maps import cayley, exp, reorthonormalize, shrink_factor, truncated_cayley
 from ..rotation import bounded, moore_penrose, normalized
 from ..spd import centered_exp
 
@@ -27,6 +27,8 @@ State = dict[str, Tensor]
 
 LOG_RANGE = 160.0
 """``|log alpha|`` stays below this, so that ``sqrt(alpha)`` fits float32."""
+FAINT = 1e-8
+"""Gradients this much smaller than ``sqrt(alpha)`` count as if they were zero."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,9 @@ class Rule:
     maps: str = "quadratic"
     cap: float = 0.5
     reorthonormalize: int = 1
-    nesterov: bool = False
-    bias_correction: bool = True
+    nesterov: bool = True
+    turn_first: bool = False
+    start: float = 4.0
     relative_damping: bool = True
     clip: float | None = None
     grafting: str | None = None
@@ -122,28 +125,28 @@ def step(gradient: Tensor, curvature: Tensor | None, state: State, rule: Rule, r
     rotated = _rotate(gradient, state)
     direction = rotated
     if "momentum" in state:
-        weight = _spread(_rate(rates.beta1, state["step"], rule), rotated)
-        momentum = torch.lerp(state["momentum"].to(wide), rotated, weight)
-        state["momentum"].copy_(momentum)
-        direction = torch.lerp(momentum, rotated, 1 - rates.beta1) if rule.nesterov else momentum
+        weight = _spread(_rate(rates.beta1, state["step"], min(rule.start, 1.0)), rotated)
+        state["momentum"].lerp_(rotated.to(state["momentum"].dtype), weight.to(state["momentum"].dtype))
+        direction = state["momentum"].to(wide)
+        if rule.nesterov:
+            direction = direction.lerp(rotated, 1 - rates.beta1)
 
     samples = rotated[..., None]
     if curvature is not None:
         samples = torch.stack([_rotate(v.to(wide), state) for v in curvature.unbind(-1)], dim=-1)
-    samples, excess = _whiten(samples, state)
-    turns = _turn_bases(samples, excess, state, rule, rates) if turn else {}
-    _learn_eigenvalues(samples, excess, state, rule, rates)
-    for axis, q in turns.items():
-        direction = _turn(direction, q, axis)
-    if turns and "momentum" in state:
+    samples, past = _whiten(samples, state)
+    turns = _rotations(samples, past, state, rule, rates) if turn else {}
+    _learn_eigenvalues(samples, past, state, rule, rates)
+    if rule.turn_first:
         for axis, q in turns.items():
-            momentum = _turn(momentum, q, axis)
-        state["momentum"].copy_(momentum)
-
+            direction = _turn(direction, q, axis)
+        _turn_bases(turns, state, rule)
     direction = direction / _root_of_spectrum(state, rule)
     for axis in range(direction.ndim - 2):
         if f"basis_{axis}" in state:
             direction = _turn(direction, transpose(state[f"basis_{axis}"]), axis)
+    if not rule.turn_first:
+        _turn_bases(turns, state, rule)
     return _limit(direction.to(wide), gradient, state, rule, rates)
 
 
@@ -152,12 +155,15 @@ def _spread(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
-def _rate(beta: Tensor, time: Tensor, rule: Rule) -> Tensor:
-    """Return the weight of the newest term, ``(1 - beta) / (1 - beta^t)``: a running average that starts as a mean.
+def _rate(beta: Tensor, time: Tensor, start: float) -> Tensor:
+    """Return the weight of the newest term of a running average at each time 1, 2, ...
 
-    This is Adam's bias correction written as a recursion.
+    With ``start = 1`` it is ``(1 - beta) / (1 - beta^t)``, Adam's bias correction written as a recursion: the average
+    starts as a mean. Larger values forget the first terms faster, about as ``start / t``; 0 means ``1 - beta`` always.
     """
-    return (1 - beta) / (1 - beta**time) if rule.bias_correction else (1 - beta).expand_as(time)
+    if start == 0:
+        return (1 - beta).expand_as(time)
+    return (1 - beta) / (1 - beta ** (1 + (time - 1) / start))
 
 
 def _rotate(x: Tensor, state: State) -> Tensor:
@@ -178,20 +184,25 @@ def _turn(x: Tensor, q: Tensor, axis: int) -> Tensor:
 
 
 def _whiten(samples: Tensor, state: State) -> tuple[Tensor, Tensor]:
-    """Divide by ``sqrt(alpha)``, and by how much the largest entry exceeds it, so that the squares are safe.
+    """Return samples in units in which their squares are safe, and the factor that takes ``alpha`` to these units.
 
-    The first samples that are not all zero set ``alpha`` to their mean square.
+    The unit is the largest entry, or ``sqrt(alpha)`` if all entries are far smaller. The first samples that are not
+    all zero set ``alpha`` to their mean square.
     """
     axes = tuple(range(1, samples.ndim))
-    peak = samples.abs().amax(axes)
-    safe = torch.where(peak > 0, peak, 1.0)
-    mean_square = (samples / _spread(safe, samples)).square().sum(-1).mean(axes[:-1])
-    unset = torch.isinf(state["log_scale"]) & (peak > 0)
-    start = (mean_square.log() + 2 * safe.log()).clamp(-LOG_RANGE, LOG_RANGE)
-    state["log_scale"].copy_(torch.where(unset, start, state["log_scale"]))
-    unit = torch.where(torch.isinf(state["log_scale"]), 1.0, (state["log_scale"] / 2).exp())
-    excess = (peak / unit).clamp_min(1.0)
-    return samples / _spread(unit * excess, samples), excess
+    peak = torch.linalg.vector_norm(samples, torch.inf, dim=axes)
+    unset = torch.isinf(state["log_scale"])
+    known = torch.where(unset, 0.0, (state["log_scale"] / 2).exp())
+    unit = torch.maximum(peak, FAINT * known)
+    unit = torch.where(unit > 0, unit, 1.0)
+    samples = samples / _spread(unit, samples)
+    mean_square = torch.linalg.vector_norm(samples, dim=axes).square() / samples[0, ..., 0].numel()
+    first = mean_square.log() + 2 * unit.log()
+    state["log_scale"].copy_(torch.where(unset, first, state["log_scale"]).clamp(max=LOG_RANGE))
+    past = (state["log_scale"] - 2 * unit.log()).exp()
+    for name in [name for name in state if name.startswith("memory")]:
+        state[name].mul_(past[:, None, None, None])
+    return samples, past
 
 
 def _inverse(state: State, axis: int, ndim: int) -> Tensor:
@@ -200,9 +211,9 @@ def _inverse(state: State, axis: int, ndim: int) -> Tensor:
     return values.view(*values.shape[:2], *[1] * axis, -1, *[1] * (ndim - 3 - axis))
 
 
-def _damping(axis: int, axes: int, state: State, rule: Rule, rates: Rates, excess: Tensor) -> Tensor:
+def _damping(axis: int, axes: int, past: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
     """Return the paper's ``Lambda / (alpha k)`` of an axis in the units of whitened samples, shape ``(b, 1, 1)``."""
-    level = rates.damping / excess.square()
+    level = rates.damping * past
     if not rule.relative_damping:
         level = level * (-state["log_scale"]).exp()
     for other in range(axes):
@@ -214,41 +225,50 @@ def _damping(axis: int, axes: int, state: State, rule: Rule, rates: Rates, exces
     return level[:, None, None]
 
 
-def _learn_eigenvalues(samples: Tensor, excess: Tensor, state: State, rule: Rule, rates: Rates) -> None:
+def _measure(square: Tensor, axis: int, state: State) -> Tensor:
+    """Return ``diag(W)`` of an axis: the mean over all other axes of the squares divided by their eigenvalues."""
+    letters = "ijlmnopq"[: square.ndim - 2]
+    spec, inverses, count = f"bk{letters}", [], square[0].numel() // state[f"eigs_{axis}"][0].numel()
+    for other, letter in enumerate(letters):
+        if other != axis:
+            eigs = state[f"eigs_{other}"]
+            inverses.append((eigs if other == 0 else eigs[:, 0]).reciprocal())
+            spec += f",bk{letter}" if other == 0 else f",b{letter}"
+    measured = torch.einsum(f"{spec}->{'bk' if axis == 0 else 'b'}{letters[axis]}", square, *inverses) / count
+    return measured.view_as(state[f"eigs_{axis}"])
+
+
+def _learn_eigenvalues(samples: Tensor, past: Tensor, state: State, rule: Rule, rates: Rates) -> None:
     """Move ``d``, ``alpha`` and the corrected eigenvalues towards the squares of the whitened samples."""
     axes = samples.ndim - 3
-    rate = _rate(rates.beta2, state["step"], rule)[:, None, None]
-    shrink = excess.square()[:, None, None]
-    square = samples.square().sum(-1)
-    positive = exp if rule.maps == "exact" else truncated_exp
+    rate = _rate(rates.beta2, state["step"], rule.start)
+    keep = (1 - rule.decay * rate) * past
+    square = samples.square().sum(-1) if samples.shape[-1] > 1 else samples[..., 0].square()
     tiny = torch.finfo(square.dtype).tiny
     learned = []
     for axis in range(axes):
-        weighted = square
-        for other in range(axes):
-            if other != axis:
-                weighted = weighted * _inverse(state, other, samples.ndim - 1)
-        summed = tuple(i for i in range(1 if axis else 2, square.ndim) if i != axis + 2)
-        measured = weighted.mean(summed) if summed else weighted
-        old = state[f"eigs_{axis}"] / shrink
-        level = _damping(axis, axes, state, rule, rates, excess)
-        new = (1 - rule.decay * rate) * old + rate * (measured.view_as(old) + level)
-        learned.append(positive(old, new - old).clamp_min(tiny).log().flatten(1))
+        eigs = state[f"eigs_{axis}"]
+        level = _damping(axis, axes, past, state, rule, rates)
+        new = keep[:, None, None] * eigs + rate[:, None, None] * (_measure(square, axis, state) + level)
+        if rule.maps == "exact":
+            old = past[:, None, None] * eigs
+            new = exp(old, new - old)
+        learned.append(new.clamp_min(tiny).log().flatten(1))
     change = torch.stack([logs.mean(-1) for logs in learned]).mean(0)
     for axis, logs in enumerate(learned):
         state[f"eigs_{axis}"].copy_(centered_exp(logs).view_as(state[f"eigs_{axis}"]))
         if f"memory_{axis}" in state:
             state[f"memory_{axis}"].mul_((-logs.mean(-1)).exp()[:, None, None, None])
     if "second_moment" in state:
-        past = state["second_moment"].to(square.dtype)
-        moment = _spread((1 - rule.decay * rate) / shrink, past) * past + _spread(rate, past) * square
-        state["second_moment"].copy_(moment * _spread((-change).exp(), past))
-    moved = (state["log_scale"] + 2 * excess.log() + change).clamp(-LOG_RANGE, LOG_RANGE)
+        moment = state["second_moment"]
+        shrink = (-change).exp()
+        moment.mul_(_spread(keep * shrink, square)).add_(square.mul_(_spread(rate * shrink, square)))
+    moved = (state["log_scale"] - past.log() + change).clamp(-LOG_RANGE, LOG_RANGE)
     state["log_scale"].copy_(torch.where(torch.isinf(state["log_scale"]), state["log_scale"], moved))
 
 
-def _turn_bases(samples: Tensor, excess: Tensor, state: State, rule: Rule, rates: Rates) -> dict[int, Tensor]:
-    """Turn the bases towards the newest samples and return the rotation ``Q`` of each axis that has a basis."""
+def _rotations(samples: Tensor, past: Tensor, state: State, rule: Rule, rates: Rates) -> dict[int, Tensor]:
+    """Return, for each axis that has a basis, the rotation ``Q`` of the basis towards the newest samples."""
     axes = samples.ndim - 3
     state["turns"] += 1
     turns = {}
@@ -264,39 +284,44 @@ def _turn_bases(samples: Tensor, excess: Tensor, state: State, rule: Rule, rates
         else:
             left, right = (x.movedim(axis + 2, 1).flatten(2)[:, None] for x in (weighted, samples))
         w = matmul(left, transpose(right)) / (right.shape[-1] / samples.shape[-1])
-        level = _damping(axis, axes, state, rule, rates, excess)
-        turns[axis] = _turn_basis(axis, w, level, excess, state, rule, rates)
+        diagonal(w).add_(_damping(axis, axes, past, state, rule, rates))
+        turns[axis] = _rotation(axis, w, past, state, rule, rates)
     return turns
 
 
-def _turn_basis(axis: int, w: Tensor, level: Tensor, excess: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
-    """Turn one basis, ``B <- B Q`` with ``Q = Cayley(N)``, and return ``Q``."""
-    eigs, basis, memory = state[f"eigs_{axis}"], state[f"basis_{axis}"], state.get(f"memory_{axis}")
+def _rotation(axis: int, w: Tensor, past: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
+    """Return ``Q = Cayley(N)`` for one axis, and keep the residual in the turned basis."""
+    eigs, memory = state[f"eigs_{axis}"], state.get(f"memory_{axis}")
     beta = rates.beta2 if rule.rotation == "normalized" else 1 - rates.basis
-    rate = _rate(beta, state["turns"], rule)[:, None, None, None]
-    shrink = excess.square()[:, None, None, None]
-    past = torch.diag_embed(eigs) if memory is None else memory.to(w.dtype)
-    average = (1 - rule.decay * rate) / shrink * past + rate * w
-    diagonal(average).add_(rate[..., 0] * level)
-
+    rate = _rate(beta, state["turns"], rule.start)[:, None, None, None]
+    old = torch.diag_embed(past[:, None, None] * eigs) if memory is None else memory.to(w.dtype)
+    average = old.mul_(1 - rule.decay * rate).add_(w.mul_(rate))
     if rule.rotation == "bounded":
         generator = bounded(eigs, average)
     elif rule.rotation == "normalized":
         generator = normalized(eigs, average, rate=rates.basis, gap=rule.gap)
     else:
-        generator = moore_penrose(eigs / shrink[..., 0], average, gap=rule.gap)
+        generator = moore_penrose(past[:, None, None] * eigs, average, gap=rule.gap)
     state[f"speed_{axis}"].copy_(torch.linalg.matrix_norm(generator))
-    q = _orthogonal(generator.to(basis.dtype), rule)
-    turned = matmul(basis, q)
-    if rule.reorthonormalize == 1:
-        turned = reorthonormalize(turned)
-    elif rule.reorthonormalize:
-        due = (state["turns"] % rule.reorthonormalize == 0)[:, None, None, None]
-        turned = torch.where(due, reorthonormalize(turned), turned)
-    basis.copy_(turned)
+    q = _orthogonal(generator.to(state[f"basis_{axis}"].dtype), rule)
     if memory is not None:
         memory.copy_(matmul(matmul(transpose(q), average.to(q.dtype)), q))
     return q
+
+
+def _turn_bases(turns: dict[int, Tensor], state: State, rule: Rule) -> None:
+    """Turn the bases, ``B <- B Q``, and with them the momentum, which lives in their coordinates."""
+    for axis, q in turns.items():
+        basis = state[f"basis_{axis}"]
+        turned = matmul(basis, q)
+        if rule.reorthonormalize == 1:
+            turned = reorthonormalize(turned)
+        elif rule.reorthonormalize:
+            due = (state["turns"] % rule.reorthonormalize == 0)[:, None, None, None]
+            turned = torch.where(due, reorthonormalize(turned), turned)
+        basis.copy_(turned)
+        if "momentum" in state:
+            state["momentum"].copy_(_turn(state["momentum"], q, axis))
 
 
 def _orthogonal(generator: Tensor, rule: Rule) -> Tensor:

@@ -25,6 +25,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "decay": (0.0, 1.0),
     "damping": (0.0, float("inf")),
     "gap": (0.0, 1.0),
+    "start": (0.0, float("inf")),
     "cap": (0.0, 0.99),
 }
 

@@ -43,23 +43,24 @@ class Spectral(Optimizer):
         self,
         params: Params,
         lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.95, 0.95),
+        betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.01,
         *,
         root: float = 2.0,
         interval: Interval = 2,
         eigenvalues: str = "corrected",
-        nesterov: bool = False,
+        nesterov: bool = True,
         clip: float | None = None,
         grafting: str | None = None,
         structure: str = "kronecker",
         max_dim: int = 2048,
-        max_ratio: float | None = None,
+        max_ratio: float | None = 1.0,
         long_sides: str = "blocks",
         decay: float = 1.0,
         damping: float = 1e-10,
         relative_damping: bool = True,
-        bias_correction: bool = True,
+        start: float = 4.0,
+        turn_first: bool = False,
         rotation: str = "bounded",
         basis_lr: float | None = 0.1,
         gap: float = 0.1,
@@ -105,7 +106,9 @@ class Spectral(Optimizer):
             decay: the paper's gamma between 0 (AdaGrad) and 1 (running average).
             damping: the paper's lambda, added to the curvature, in units of its mean eigenvalue.
             relative_damping: whether ``damping`` is in those units; if not, it is an absolute number as in the paper.
-            bias_correction: start all running averages as means, as Adam does.
+            start: how fast the first gradients are forgotten. 1 starts running averages of curvature as means, as
+                Adam's bias correction does; larger values forget as ``start / t``; 0 keeps all rates constant.
+            turn_first: turn the bases before preconditioning with them, as the paper does, instead of after.
             rotation: "bounded" (ours), "normalized" (the paper's for networks) or "moore_penrose" (the paper's).
             basis_lr: rate of the running average that the basis follows; for "normalized" the paper's beta-bar-2.
                 ``None`` means ``1 - betas[1]``.
@@ -147,7 +150,9 @@ class Spectral(Optimizer):
             "basis_lr": 0.5,
             "maps": "truncated",
             "reorthonormalize": 0,
-            "bias_correction": False,
+            "start": 0.0,
+            "turn_first": True,
+            "nesterov": False,
             "relative_damping": False,
             "damping": 1e-12,
             "clip": 1.0,
