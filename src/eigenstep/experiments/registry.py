@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..optim import Spectral
 from .console import UserError, require
 
 Named = list[tuple[str, Tensor]]
@@ -173,8 +174,18 @@ def _scalable_shampoo(named: Named, lr: float, weight_decay: float, **options: A
     return optimizer
 
 
+def _spectral(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+    return Spectral(named, lr, weight_decay=weight_decay, **options)
+
+
+def _spectral_paper(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+    return Spectral.paper(named, lr, weight_decay=weight_decay, **options)
+
+
 # To add an optimizer, write its maker above and one entry here.
 OPTIMIZERS: Mapping[str, Entry] = {
+    "spectral": Entry("Spectral, of this package", _spectral),
+    "spectral_paper": Entry("the paper's recipe, of this package", _spectral_paper),
     "adamw": Entry("AdamW, of torch", _adamw, interval=None),
     "muon": Entry("Muon for hidden matrices, AdamW for the rest, of torch", _muon, interval=None),
     "soap": Entry("SOAP, of heavyball", _heavyball("SOAP"), "precondition_frequency"),

@@ -1,6 +1,6 @@
 """Small training tasks on real data that every optimizer meets in the same way.
 
-A task fixes model, data, batch size and schedule; `train` runs it with one optimizer and one seed, and records the loss.
+A task fixes model, data, batch size and schedule; `train` runs it with one optimizer and seed, and records the loss.
 The seed decides the initial weights and the order of the data, so optimizers can be compared seed by seed.
 """
 

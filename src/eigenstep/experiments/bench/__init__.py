@@ -16,7 +16,8 @@ from ...cli import Command, add_commands
 from ..console import write_json
 
 BENCHMARKS: Mapping[str, Command] = {
-    # "name": Command("eigenstep.experiments.bench.name", "what it measures"),
+    "step": Command("eigenstep.experiments.bench.step", "CPU time, matrix work and memory of an optimizer step"),
+    "training": Command("eigenstep.experiments.bench.training", "held-out loss of small transformers, by optimizer"),
     "all": Command("eigenstep.experiments.bench.every", "run every benchmark with its defaults", computes=False),
 }
 
