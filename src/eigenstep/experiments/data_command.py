@@ -3,7 +3,7 @@
   eigenstep data                    where each dataset is looked for, and whether it is there
   eigenstep data fetch cifar-10     download it with the package manager that publishes it
   eigenstep data fetch all          download everything that is not there yet
-  eigenstep data check all          read every file, to be sure that nothing is damaged
+  eigenstep data check all          load each one, to be sure that it is whole, and say what is in it
 
 Set the environment variable EIGENSTEP_DATA to keep datasets elsewhere than in ~/.cache/eigenstep. Commands that train
 also take a folder of pictures (train/<class>/*, val/<class>/*) or a text file in place of a name.
