@@ -5,8 +5,8 @@ Its curvature is ``S = alpha S0 x ... x Sl``, one factor for each axis; the fact
 with one block for each of the ``k``, all other factors are shared by the blocks. Nothing here reads a number back to
 the host, so a step never waits for the device.
 
-Gradients enter divided by ``sqrt(alpha)``, and ``alpha`` is kept as a logarithm: multiplying the loss by a constant
-changes nothing, and no gradient is too large or too small to be squared.
+Gradients enter divided by a number of their own size, and of ``alpha`` the square root is kept: multiplying the loss by
+a constant changes nothing (a power of two, not even a bit), and no gradient is too large or too small to be squared.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from ..spd import centered_exp
 State = dict[str, Tensor]
 """The tensors of one stack, by name; :func:`initial_state` tells which."""
 
-LOG_RANGE = 160.0
-"""``|log alpha|`` stays below this, so that ``sqrt(alpha)`` fits float32."""
 FAINT = 1e-8
 """Gradients this much smaller than ``sqrt(alpha)`` count as if they were zero."""
 
@@ -71,7 +69,7 @@ def initial_state(
     basis_dtype: torch.dtype,
     device: torch.device,
 ) -> State:
-    """Return the state of a stack before its first gradient: ``B = I``, ``d = 1``, and no scale yet.
+    """Return the state of a stack before its first gradient: ``B = I``, ``d = 1``, and no scale ``sqrt(alpha)`` yet.
 
     Args:
         shape: ``(b, k, n0, ..., nl)`` of the stack.
@@ -87,7 +85,7 @@ def initial_state(
     state = {
         "step": torch.zeros(shape[0], dtype=wide, device=device),
         "turns": torch.zeros(shape[0], dtype=wide, device=device),
-        "log_scale": torch.full((shape[0],), -torch.inf, dtype=wide, device=device),
+        "scale": torch.zeros(shape[0], dtype=wide, device=device),
     }
     for axis, (size, has_basis) in enumerate(zip(shape[2:], full, strict=True)):
         eigs = torch.ones(shape[0], shape[1] if axis == 0 else 1, size, dtype=wide, device=device)
@@ -119,7 +117,7 @@ def step(gradient: Tensor, curvature: Tensor | None, state: State, rule: Rule, r
         rates: decay rates and damping.
         turn: whether the bases turn in this step.
     """
-    wide = state["log_scale"].dtype
+    wide = state["scale"].dtype
     state["step"] += 1
     gradient = gradient.to(wide)
     rotated = _rotate(gradient, state)
@@ -131,23 +129,18 @@ def step(gradient: Tensor, curvature: Tensor | None, state: State, rule: Rule, r
         if rule.nesterov:
             direction = direction.lerp(rotated, 1 - rates.beta1)
 
-    samples = rotated[..., None]
-    if curvature is not None:
-        samples = torch.stack([_rotate(v.to(wide), state) for v in curvature.unbind(-1)], dim=-1)
-    samples, past = _whiten(samples, state)
+    samples = rotated[..., None] if curvature is None else _rotate(curvature.to(wide), state)
+    samples, past = _whiten(samples, state, rule, rates)
     turns = _rotations(samples, past, state, rule, rates) if turn else {}
     _learn_eigenvalues(samples, past, state, rule, rates)
     if rule.turn_first:
         for axis, q in turns.items():
             direction = _turn(direction, q, axis)
         _turn_bases(turns, state, rule)
-    direction = direction / _root_of_spectrum(state, rule)
-    for axis in range(direction.ndim - 2):
-        if f"basis_{axis}" in state:
-            direction = _turn(direction, transpose(state[f"basis_{axis}"]), axis)
+    direction = _unrotate(_precondition(direction, state, rule), state)
     if not rule.turn_first:
         _turn_bases(turns, state, rule)
-    return _limit(direction.to(wide), gradient, state, rule, rates)
+    return _limit(direction, gradient, state, rule, rates)
 
 
 def _spread(values: Tensor, like: Tensor) -> Tensor:
@@ -167,11 +160,17 @@ def _rate(beta: Tensor, time: Tensor, start: float) -> Tensor:
 
 
 def _rotate(x: Tensor, state: State) -> Tensor:
+    """Return ``x``, which may have a trailing axis of samples, in the eigenbasis: each axis times ``B^T``."""
     dtype = x.dtype
     for axis in range(x.ndim - 2):
         if f"basis_{axis}" in state:
             x = _turn(x, state[f"basis_{axis}"], axis)
     return x.to(dtype)
+
+
+def _unrotate(x: Tensor, state: State) -> Tensor:
+    """Undo :func:`_rotate`."""
+    return _rotate(x, {name: transpose(basis) for name, basis in state.items() if name.startswith("basis_")})
 
 
 def _turn(x: Tensor, q: Tensor, axis: int) -> Tensor:
@@ -183,23 +182,22 @@ def _turn(x: Tensor, q: Tensor, axis: int) -> Tensor:
     return matmul(moved.flatten(1, -2), q[:, 0]).view(moved.shape).movedim(-1, axis + 2)
 
 
-def _whiten(samples: Tensor, state: State) -> tuple[Tensor, Tensor]:
+def _whiten(samples: Tensor, state: State, rule: Rule, rates: Rates) -> tuple[Tensor, Tensor]:
     """Return samples in units in which their squares are safe, and the factor that takes ``alpha`` to these units.
 
-    The unit is the largest entry, or ``sqrt(alpha)`` if all entries are far smaller. The first samples that are not
-    all zero set ``alpha`` to their mean square.
+    The unit is the largest entry, or ``sqrt(alpha)`` if all entries are far smaller; from here on it is the scale. The
+    first samples that are not all zero set ``alpha`` to their mean square.
     """
     axes = tuple(range(1, samples.ndim))
-    peak = torch.linalg.vector_norm(samples, torch.inf, dim=axes)
-    unset = torch.isinf(state["log_scale"])
-    known = torch.where(unset, 0.0, (state["log_scale"] / 2).exp())
-    unit = torch.maximum(peak, FAINT * known)
+    unit = torch.maximum(torch.linalg.vector_norm(samples, torch.inf, dim=axes), FAINT * state["scale"])
+    if not rule.relative_damping:
+        unit = torch.maximum(unit, rates.damping.sqrt())
     unit = torch.where(unit > 0, unit, 1.0)
     samples = samples / _spread(unit, samples)
-    mean_square = torch.linalg.vector_norm(samples, dim=axes).square() / samples[0, ..., 0].numel()
-    first = mean_square.log() + 2 * unit.log()
-    state["log_scale"].copy_(torch.where(unset, first, state["log_scale"]).clamp(max=LOG_RANGE))
-    past = (state["log_scale"] - 2 * unit.log()).exp()
+    size = torch.linalg.vector_norm(samples, dim=axes) / samples[0, ..., 0].numel() ** 0.5
+    scale = torch.where(state["scale"] > 0, state["scale"] / unit, size)
+    state["scale"].copy_(torch.where(scale > 0, unit, 0.0))
+    past = torch.where(scale > 0, scale, 1.0).square()
     for name in [name for name in state if name.startswith("memory")]:
         state[name].mul_(past[:, None, None, None])
     return samples, past
@@ -211,17 +209,21 @@ def _inverse(state: State, axis: int, ndim: int) -> Tensor:
     return values.view(*values.shape[:2], *[1] * axis, -1, *[1] * (ndim - 3 - axis))
 
 
-def _damping(axis: int, axes: int, past: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
-    """Return the paper's ``Lambda / (alpha k)`` of an axis in the units of whitened samples, shape ``(b, 1, 1)``."""
-    level = rates.damping * past
+def _damping(axes: int, past: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
+    """Return the paper's ``lambda`` in the units of whitened samples, shape ``(b,)``."""
     if not rule.relative_damping:
-        level = level * (-state["log_scale"]).exp()
+        return (rates.damping.sqrt() / torch.where(state["scale"] > 0, state["scale"], 1.0)).square()
+    level = rates.damping * past
+    for axis in range(axes):
+        level = level * state[f"eigs_{axis}"].mean((1, 2))
+    return level
+
+
+def _axis_damping(axis: int, axes: int, level: Tensor, state: State) -> Tensor:
+    """Return the paper's ``Lambda / (alpha k)`` of an axis, given ``lambda``, shape ``(b, 1, 1)``."""
     for other in range(axes):
-        eigs = state[f"eigs_{other}"]
-        if rule.relative_damping:
-            level = level * eigs.mean((1, 2))
         if other != axis:
-            level = level * eigs.reciprocal().mean((1, 2))
+            level = level * state[f"eigs_{other}"].reciprocal().mean((1, 2))
     return level[:, None, None]
 
 
@@ -244,16 +246,17 @@ def _learn_eigenvalues(samples: Tensor, past: Tensor, state: State, rule: Rule, 
     rate = _rate(rates.beta2, state["step"], rule.start)
     keep = (1 - rule.decay * rate) * past
     square = samples.square().sum(-1) if samples.shape[-1] > 1 else samples[..., 0].square()
-    tiny = torch.finfo(square.dtype).tiny
+    level = _damping(axes, past, state, rule, rates)
+    limits = torch.finfo(square.dtype)
     learned = []
     for axis in range(axes):
         eigs = state[f"eigs_{axis}"]
-        level = _damping(axis, axes, past, state, rule, rates)
-        new = keep[:, None, None] * eigs + rate[:, None, None] * (_measure(square, axis, state) + level)
+        newest = _measure(square, axis, state) + _axis_damping(axis, axes, level, state)
+        new = keep[:, None, None] * eigs + rate[:, None, None] * newest
         if rule.maps == "exact":
             old = past[:, None, None] * eigs
             new = exp(old, new - old)
-        learned.append(new.clamp_min(tiny).log().flatten(1))
+        learned.append(new.clamp(limits.tiny, limits.max).log().flatten(1))
     change = torch.stack([logs.mean(-1) for logs in learned]).mean(0)
     for axis, logs in enumerate(learned):
         state[f"eigs_{axis}"].copy_(centered_exp(logs).view_as(state[f"eigs_{axis}"]))
@@ -262,14 +265,15 @@ def _learn_eigenvalues(samples: Tensor, past: Tensor, state: State, rule: Rule, 
     if "second_moment" in state:
         moment = state["second_moment"]
         shrink = (-change).exp()
-        moment.mul_(_spread(keep * shrink, square)).add_(square.mul_(_spread(rate * shrink, square)))
-    moved = (state["log_scale"] - past.log() + change).clamp(-LOG_RANGE, LOG_RANGE)
-    state["log_scale"].copy_(torch.where(torch.isinf(state["log_scale"]), state["log_scale"], moved))
+        square.add_(_spread(level, square)).mul_(_spread(rate * shrink, square))
+        moment.mul_(_spread(keep * shrink, square)).add_(square)
+    state["scale"].mul_((change / 2).exp()).clamp_(max=limits.max**0.9)
 
 
 def _rotations(samples: Tensor, past: Tensor, state: State, rule: Rule, rates: Rates) -> dict[int, Tensor]:
     """Return, for each axis that has a basis, the rotation ``Q`` of the basis towards the newest samples."""
     axes = samples.ndim - 3
+    level = _damping(axes, past, state, rule, rates)
     state["turns"] += 1
     turns = {}
     for axis in range(axes):
@@ -284,7 +288,7 @@ def _rotations(samples: Tensor, past: Tensor, state: State, rule: Rule, rates: R
         else:
             left, right = (x.movedim(axis + 2, 1).flatten(2)[:, None] for x in (weighted, samples))
         w = matmul(left, transpose(right)) / (right.shape[-1] / samples.shape[-1])
-        diagonal(w).add_(_damping(axis, axes, past, state, rule, rates))
+        diagonal(w).add_(_axis_damping(axis, axes, level, state))
         turns[axis] = _rotation(axis, w, past, state, rule, rates)
     return turns
 
@@ -342,26 +346,48 @@ def _orthogonal(generator: Tensor, rule: Rule) -> Tensor:
     return q
 
 
-def _root_of_spectrum(state: State, rule: Rule) -> Tensor:
-    """Return the eigenvalues of the stack to the power ``1/p``."""
-    wide = state["log_scale"].dtype
+def _precondition(direction: Tensor, state: State, rule: Rule) -> Tensor:
+    """Divide by the eigenvalues of the stack to the power ``1/p``; all zero as long as no curvature was seen."""
+    axes = direction.ndim - 2
     if "second_moment" in state:
-        spectrum = state["second_moment"].to(wide)
+        spectrum = state["second_moment"].to(direction.dtype)
     else:
-        axes = sum(name.startswith("eigs_") for name in state)
         spectrum = state["eigs_0"].view(*state["eigs_0"].shape, *[1] * (axes - 1))
         for axis in range(1, axes):
             spectrum = spectrum / _inverse(state, axis, axes + 2)
-    spectrum = spectrum.clamp_min(torch.finfo(wide).tiny)
+    spectrum = spectrum.clamp_min(torch.finfo(spectrum.dtype).tiny)
     root = spectrum.sqrt() if rule.root == 2 else spectrum.pow(1 / rule.root)
-    log_scale = torch.where(torch.isinf(state["log_scale"]), 0.0, state["log_scale"])
-    return root * _spread((log_scale / rule.root).exp(), root)
+    scale = _spread(state["scale"], root)
+    direction = direction / (root * torch.where(scale > 0, scale, torch.inf))
+    # Of alpha^(1/p) = scale^(2/p) the rest: in one factor, it could leave the range of the number format.
+    return direction if rule.root == 2 else direction / torch.where(scale > 0, scale, 1.0).pow(2 / rule.root - 1)
 
 
 def _limit(direction: Tensor, gradient: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
-    """Clip the root mean square of each direction, or give it the size of another optimizer's step."""
-    axes = tuple(range(1, direction.ndim))
-    size = direction.square().mean(axes, keepdim=True).sqrt()
+    """Give each direction the size of another optimizer's step, and clip its root mean square."""
+    if rule.grafting is not None:
+        size = _size(direction).clamp_min(torch.finfo(direction.dtype).tiny)
+        direction = direction / size * _size(_grafted_step(gradient, state, rule, rates))
     if rule.clip is not None:
-        direction = direction * (rule.clip / size.clamp_min(rule.clip))
+        direction = direction * (rule.clip / _size(direction).clamp_min(rule.clip))
     return direction
+
+
+def _size(x: Tensor) -> Tensor:
+    """Return the root mean square of each element of a stack, shaped to multiply it; entries of any size are safe."""
+    axes = tuple(range(1, x.ndim))
+    unit = torch.linalg.vector_norm(x, torch.inf, dim=axes, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    return unit * torch.linalg.vector_norm(x / unit, dim=axes, keepdim=True) / x[0].numel() ** 0.5
+
+
+def _grafted_step(gradient: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
+    """Return the step that Adam or RMSprop would take, before the learning rate."""
+    weight = _spread(_rate(rates.beta2, state["step"], min(rule.start, 1.0)), gradient)
+    # Of the mean square the root is kept: hypot squares what does not fit the number format if squared.
+    root = torch.hypot((1 - weight).sqrt() * state["graft"].to(gradient.dtype), weight.sqrt() * gradient)
+    state["graft"].copy_(root)
+    step = gradient
+    if rule.grafting == "adam" and "momentum" in state:
+        step = _unrotate(state["momentum"].to(gradient.dtype), state)
+    # Adam's entries are a few units at most, but momentum that was turned has noise where there was hardly a gradient.
+    return torch.where(root > 0, step / root, 0.0).clamp(-10, 10)

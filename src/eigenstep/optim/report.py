@@ -70,7 +70,7 @@ def matmul_flops(layout: Layout, group: Mapping[str, Any], interval: int) -> flo
 def spectra_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return eigenvalues (descending), condition number and speed of rotation of each axis."""
     axes = sorted(int(name.removeprefix("eigs_")) for name in state if name.startswith("eigs_"))
-    found: dict[str, Any] = {"scale": state["log_scale"].exp()}
+    found: dict[str, Any] = {"scale": state["scale"].double().square()}
     for axis in axes:
         eigs = state[f"eigs_{axis}"].flatten(1)
         found[f"eigenvalues_{axis}"] = eigs.sort(descending=True).values

@@ -54,7 +54,7 @@ class Spectral(Optimizer):
         grafting: str | None = None,
         structure: str = "kronecker",
         max_dim: int = 2048,
-        max_ratio: float | None = 1.0,
+        max_ratio: float | None = 2.0,
         long_sides: str = "blocks",
         decay: float = 1.0,
         damping: float = 1e-10,
@@ -160,6 +160,17 @@ class Spectral(Optimizer):
         }
         return cls(params, lr, **{**recipe, **options})
 
+    @classmethod
+    def fast(cls, params: Params, lr: float = 1e-3, **options: Any) -> Spectral:
+        """At most Muon's price: like the default, but long sides are cut into square blocks.
+
+        Args:
+            params: as for the constructor.
+            lr: learning rate.
+            **options: any other argument of the constructor.
+        """
+        return cls(params, lr, **{"max_ratio": 1.0, **options})
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with any options of their own."""
         check_group({**self.defaults, **param_group})
@@ -211,7 +222,7 @@ class Spectral(Optimizer):
         group["count"] += 1
         rule, sign = _rule(group), -1 if group["maximize"] else 1
         for stack in self._stacks_for(group, params):
-            rates = _rates(group, stack.state["log_scale"])
+            rates = _rates(group, stack.state["scale"])
             gradient = stack.gather([sign * cast(Tensor, p.grad) for p in stack.params])
             vectors = None
             if any(p in samples for p in stack.params):
