@@ -174,18 +174,18 @@ def _scalable_shampoo(named: Named, lr: float, weight_decay: float, **options: A
     return optimizer
 
 
-def _spectral(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
-    return Spectral(named, lr, weight_decay=weight_decay, **options)
+def _spectral(recipe: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    def make(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+        return recipe(named, lr, weight_decay=weight_decay, **options)
 
-
-def _spectral_paper(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
-    return Spectral.paper(named, lr, weight_decay=weight_decay, **options)
+    return make
 
 
 # To add an optimizer, write its maker above and one entry here.
 OPTIMIZERS: Mapping[str, Entry] = {
-    "spectral": Entry("Spectral, of this package", _spectral),
-    "spectral_paper": Entry("the paper's recipe, of this package", _spectral_paper),
+    "spectral": Entry("Spectral, of this package", _spectral(Spectral)),
+    "spectral_fast": Entry("Spectral.fast, of this package", _spectral(Spectral.fast)),
+    "spectral_paper": Entry("Spectral.paper, the paper's recipe, of this package", _spectral(Spectral.paper)),
     "adamw": Entry("AdamW, of torch", _adamw, interval=None),
     "muon": Entry("Muon for hidden matrices, AdamW for the rest, of torch", _muon, interval=None),
     "soap": Entry("SOAP, of heavyball", _heavyball("SOAP"), "precondition_frequency"),

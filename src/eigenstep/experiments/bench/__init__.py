@@ -17,6 +17,7 @@ from ..console import write_json
 
 BENCHMARKS: Mapping[str, Command] = {
     "step": Command("eigenstep.experiments.bench.step", "CPU time, matrix work and memory of an optimizer step"),
+    "precision": Command("eigenstep.experiments.bench.precision", "float32 against bfloat16, and the drift of bases"),
     "training": Command("eigenstep.experiments.bench.training", "held-out loss of small transformers, by optimizer"),
     "all": Command("eigenstep.experiments.bench.every", "run every benchmark with its defaults", computes=False),
 }

@@ -26,7 +26,7 @@ from ..plots import figure, save
 from ..registry import OPTIMIZERS, build
 from ..tasks import TASKS, Task, train
 
-MAIN = ("spectral", "adamw", "muon", "soap", "klsoap")
+MAIN = ("spectral", "spectral_fast", "adamw", "muon", "soap", "klsoap")
 WEIGHT_DECAY = 0.1
 
 
