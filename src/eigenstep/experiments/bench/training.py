@@ -51,8 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to train."""
     tasks = [name for name in TASKS if name != "digits"]
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=tasks, help="tasks (default: %(default)s)")
+    others = [name for name in OPTIMIZERS if name != "soap_reference"]  # one SOAP is enough
     parser.add_argument(
-        "--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS), help="optimizers (default: all)"
+        "--optimizers", nargs="+", choices=OPTIMIZERS, default=others, help="optimizers (default: %(default)s)"
     )
     parser.add_argument("--lrs", nargs="+", type=float, default=[3e-3, 1e-2, 3e-2], help="learning rates")
     parser.add_argument("--steps", type=int, default=500, help="steps of the grid (default: %(default)s)")
