@@ -1,4 +1,4 @@
-"""Checks of the optimizer's options and of the gradients it is given."""
+"""Checks of what the optimizer is given: options, gradients and checkpoints."""
 
 from __future__ import annotations
 
@@ -26,8 +26,19 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "damping": (0.0, float("inf")),
     "gap": (0.0, 1.0),
     "start": (0.0, float("inf")),
-    "cap": (0.0, 0.99),
 }
+POSITIVE: Mapping[str, float] = {"root": float("inf"), "cap": 0.99, "clip": float("inf"), "basis_lr": 2.0}
+"""Options that must be greater than 0 (if not ``None``), and their upper limits."""
+FLAGS = (
+    "nesterov",
+    "relative_damping",
+    "turn_first",
+    "residual",
+    "stochastic_rounding",
+    "maximize",
+    "foreach",
+    "capturable",
+)
 
 
 def check_group(group: Mapping[str, Any]) -> None:
@@ -50,12 +61,16 @@ def check_group(group: Mapping[str, Any]) -> None:
         check_number(beta, f"betas[{index}]", 0.0, 1.0)
         if beta == 1:
             raise ValueError(f"betas[{index}] must be less than 1, got {beta}")
-    for name in ("clip", "basis_lr", "max_ratio"):
-        if group[name] is not None:
-            check_number(group[name], name, 0.0)
-    check_number(group["root"], "root", 0.0)
-    if group["root"] == 0:
-        raise ValueError("root must be greater than 0, got 0")
+    for name, high in POSITIVE.items():
+        if group[name] is not None or name in ("root", "cap"):
+            check_number(group[name], name, 0.0, high)
+            if group[name] == 0:
+                raise ValueError(f"{name} must be greater than 0, got {group[name]}")
+    if group["max_ratio"] is not None:
+        check_number(group["max_ratio"], "max_ratio", 1.0)
+    for name in FLAGS:
+        if not isinstance(group[name], bool):
+            raise TypeError(f"{name} must be True or False, got {group[name]!r}")
     for name, least in (("max_dim", 1), ("reorthonormalize", 0)):
         if not isinstance(group[name], int) or group[name] < least:
             raise ValueError(f"{name} must be a whole number, at least {least}, got {group[name]!r}")
@@ -63,8 +78,10 @@ def check_group(group: Mapping[str, Any]) -> None:
     for name in ("basis_dtype", "state_dtype"):
         if group[name] not in (None, torch.float64, torch.float32, torch.bfloat16):
             raise ValueError(f"{name} must be None, float64, float32 or bfloat16, got {group[name]!r}")
-    if group["rotation"] == "normalized" and group["basis_lr"] is not None and group["basis_lr"] >= 2:
-        raise ValueError(f'basis_lr must be less than 2 for rotation="normalized", got {group["basis_lr"]}')
+    if group["basis_lr"] is not None and group["basis_lr"] > 1 and group["rotation"] != "normalized":
+        raise ValueError(f'basis_lr must be at most 1, or below 2 for rotation="normalized", got {group["basis_lr"]}')
+    if group["basis_lr"] == 2:
+        raise ValueError("basis_lr must be less than 2, got 2")
     if group["capturable"] and (group["interval"] != 1 or group["nonfinite"] != "ignore"):
         raise ValueError('capturable=True needs interval=1 and nonfinite="ignore", which do not depend on the host')
 
@@ -96,3 +113,24 @@ def check_gradient(param: Tensor) -> None:
         )
     if not gradient.is_floating_point():
         raise TypeError(f"gradients must be real floating point, got {gradient.dtype}; view complex weights as real")
+
+
+def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], name: str) -> None:
+    """Raise unless a parameter's state from a checkpoint has the tensors that its options ask for.
+
+    Args:
+        state: what was saved for the parameter.
+        expected: tensors of the right shapes.
+        name: the parameter's name.
+    """
+    if set(state) != set(expected):
+        raise ValueError(
+            f"state_dict does not fit: state of {name} must have the entries {', '.join(sorted(expected))}, "
+            f"got {', '.join(map(str, sorted(state)))}"
+        )
+    for key, tensor in expected.items():
+        shape = tuple(getattr(state[key], "shape", ()))
+        if shape != tuple(tensor.shape):
+            raise ValueError(
+                f"state_dict does not fit: {key} of {name} must have shape {tuple(tensor.shape)}, got {shape}"
+            )

@@ -32,13 +32,32 @@ class ParameterReport:
     state_bytes: int
     flops: float
 
+
+class Summary(list[ParameterReport]):
+    """All parameters of an optimizer; prints as a table."""
+
     def __str__(self) -> str:
-        """Say it in a line."""
-        shape = "x".join(map(str, self.shape)) or "scalar"
-        return (
-            f"{self.name:<40} {shape:>12}  {self.structure:<28} {self.state_bytes / 1024:10.1f} KiB "
-            f"{self.flops / 1e6:10.2f} MFLOP/step"
-        )
+        """Lay out one line for each parameter, and one for all."""
+        rows = [["parameter", "shape", "structure", "state KiB", "MFLOP/step"]]
+        for item in self:
+            shape = "x".join(map(str, item.shape)) or "scalar"
+            rows.append([item.name, shape, item.structure, *_columns(item.state_bytes, item.flops)])
+        totals = _columns(sum(item.state_bytes for item in self), sum(item.flops for item in self))
+        rows.append(["total", str(sum(math.prod(item.shape) for item in self)), "", *totals])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                f"{cell:>{width}}" if at > 2 else f"{cell:<{width}}"
+                for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        rule = "-" * len(lines[0])
+        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def _columns(state_bytes: int, flops: float) -> list[str]:
+    return [f"{state_bytes / 1024:.1f}", f"{flops / 1e6:.2f}"]
 
 
 def summarize(

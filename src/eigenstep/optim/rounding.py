@@ -11,9 +11,9 @@ def add_stochastically(param: Tensor, addend: Tensor) -> None:
 
     Args:
         param: bfloat16 tensor, changed in place.
-        addend: float32 tensor of the same shape.
+        addend: tensor of the same shape.
     """
-    exact = param.float() + addend
+    exact = (param.float() + addend).float()
     # bfloat16 is the upper half of float32: adding random lower bits before cutting them off rounds at random.
     noise = torch.randint_like(exact, 1 << 16, dtype=torch.int32)
     bits = (exact.view(torch.int32) + noise) & -65536

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..checks import describe
 from ..curvature import OuterProducts
 from . import kernel
 from .layout import Layout, plan
-from .options import check_gradient, check_group, interval_at
-from .report import ParameterReport, spectra_of, summarize
+from .options import check_gradient, check_group, check_state, interval_at
+from .report import Summary, spectra_of, summarize
 from .rounding import add_stochastically
 from .stack import Stack
 
@@ -125,15 +126,20 @@ class Spectral(Optimizer):
             foreach: step same-shaped parameters in one batched call; ``False`` saves memory.
             compile: compile the step with ``torch.compile``.
             capturable: make the step safe to capture in a CUDA graph; needs ``interval=1`` and ``nonfinite="ignore"``.
-            nonfinite: what to do about NaN or infinite gradients: "raise" an error, "skip" the whole step, or "ignore",
-                which spares reading one flag back from the device.
+            nonfinite: what to do about NaN or infinite gradients: "raise" an error, "skip" the whole step, or "ignore"
+                such entries as if they were zero, which spares reading one flag back from the device.
         """
         defaults = {k: v for k, v in locals().items() if k not in ("self", "params", "compile", "__class__")}
         defaults["betas"] = tuple(betas)
         check_group(defaults)
-        self._kernel = torch.compile(kernel.step) if compile else kernel.step
-        self._stacks: dict[tuple[object, ...], Stack] = {}
+        self._compile = compile
+        self._prepare()
         super().__init__(cast(Any, params), {**defaults, "count": 0})
+
+    def _prepare(self) -> None:
+        """Set up what copies and checkpoints leave out."""
+        self._kernel = torch.compile(kernel.step) if self._compile else kernel.step
+        self._stacks: dict[tuple[object, ...], Stack] = {}
 
     @classmethod
     def paper(cls, params: Params, lr: float = 1e-3, **options: Any) -> Spectral:
@@ -203,6 +209,10 @@ class Spectral(Optimizer):
         for params in active:
             for param in params:
                 check_gradient(param)
+        own = {param for group in self.param_groups for param in group["params"]}
+        for param in curvature:
+            if param not in own:
+                raise ValueError("curvature was given for a tensor that is not a parameter of this optimizer")
         samples = {param: _vectors(param, value) for param, value in curvature.items()}
         for group, params in zip(self.param_groups, active, strict=True):
             tensors = [p.grad for p in params] + [samples[p] for p in params if p in samples]
@@ -220,26 +230,31 @@ class Spectral(Optimizer):
     def _step_group(self, group: dict[str, Any], params: list[Tensor], samples: Mapping[Tensor, Tensor]) -> None:
         turn = group["count"] % interval_at(group["interval"], group["count"]) == 0
         group["count"] += 1
-        rule, sign = _rule(group), -1 if group["maximize"] else 1
+        rule = _rule(group)
         for stack in self._stacks_for(group, params):
             rates = _rates(group, stack.state["scale"])
-            gradient = stack.gather([sign * cast(Tensor, p.grad) for p in stack.params])
+            gradient = stack.gather([cast(Tensor, p.grad) for p in stack.params])
             vectors = None
             if any(p in samples for p in stack.params):
                 vectors = stack.gather(_padded([samples.get(p, cast(Tensor, p.grad)[..., None]) for p in stack.params]))
+            if group["nonfinite"] == "ignore":
+                gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
+                vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
             directions = self._kernel(gradient, vectors, stack.state, rule, rates, turn)
             self._apply(group, stack.params, stack.scatter(directions))
 
     def _apply(self, group: dict[str, Any], params: list[Tensor], directions: list[Tensor]) -> None:
+        """Move the parameters; the directions are used up."""
         lr, weight_decay = group["lr"], group["weight_decay"]
+        lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
+        torch._foreach_mul_(directions, lr if group["maximize"] else -lr)
         if group["stochastic_rounding"] and params[0].dtype == torch.bfloat16:
             for param, direction in zip(params, directions, strict=True):
-                add_stochastically(param, -lr * (direction + weight_decay * param.float()))
+                add_stochastically(param, direction - lr * weight_decay * param.float())
             return
-        directions = [d.to(p.dtype) for d, p in zip(directions, params, strict=True)]
         if weight_decay:
             torch._foreach_mul_(params, 1 - lr * weight_decay)
-        torch._foreach_add_(params, torch._foreach_mul(directions, -lr))
+        torch._foreach_add_(params, directions)
 
     def _stacks_for(self, group: dict[str, Any], params: list[Tensor]) -> list[Stack]:
         """Return the stacks of the parameters that have a gradient now, regrouping only when those have changed."""
@@ -253,7 +268,7 @@ class Spectral(Optimizer):
             stack = self._stacks.get(key)
             if stack is None or [id(p) for p in stack.params] != [id(p) for p, _ in members]:
                 stack = Stack([p for p, _ in members], [layout for _, layout in members])
-                stack.attach(self.state, partial(_initial_state, group, stack))
+                stack.attach(self.state, partial(_initial_state, group))
                 self._stacks[key] = stack
             stacks.append(stack)
         return stacks
@@ -271,29 +286,39 @@ class Spectral(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned, every tensor in the number format it was saved in."""
+        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=False):
+            options = {**self.defaults, **saved}
+            for index, param in zip(saved["params"], group["params"], strict=False):
+                if own := state_dict["state"].get(index):
+                    fresh = _initial_state(options, param, self._layout(options, param), device="meta")
+                    check_state(own, fresh, self._name(param))
         super().load_state_dict(state_dict)
         # torch casts state to the parameter's format: eigenvalues of bfloat16 weights would be ruined.
-        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
-        params = [param for group in self.param_groups for param in group["params"]]
-        for index, param in zip(saved, params, strict=True):
-            own = state_dict["state"].get(index, {})
-            self.state[param] = {name: value.to(param.device, copy=True) for name, value in own.items()}
-        self._stacks = {}
+        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            for index, param in zip(saved["params"], group["params"], strict=True):
+                if own := state_dict["state"].get(index):
+                    self.state[param] = {name: value.to(param.device, copy=True) for name, value in own.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles need."""
+        return {**super().__getstate__(), "_compile": self._compile}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copied or unpickled optimizer."""
+        """Restore a copied, unpickled or loaded optimizer; options it did not know yet get their defaults."""
         super().__setstate__(state)
-        self._stacks = {}
-        self._kernel = self.__dict__.get("_kernel", kernel.step)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+        self._prepare()
 
-    def summary(self) -> list[ParameterReport]:
-        """Tell, for each parameter, its structure, state in bytes and matrix-product work per step."""
-        return [
+    def summary(self) -> Summary:
+        """Tell structure, memory and matrix-product work per step of each parameter; ``print`` it to see a table."""
+        return Summary(
             summarize(self._name(param), param, self._layout(group, param), self.state.get(param, {}), group)
             for group in self.param_groups
             for param in group["params"]
             if param.numel()
-        ]
+        )
 
     def spectra(self) -> dict[str, dict[str, Any]]:
         """Return, for each parameter with a basis, its eigenvalues, condition number and speed of rotation."""
@@ -314,21 +339,24 @@ def _rates(group: dict[str, Any], like: Tensor) -> kernel.Rates:
     beta1, beta2 = group["betas"]
     basis = 1 - beta2 if group["basis_lr"] is None else group["basis_lr"]
     values = (beta1, beta2, basis, group["damping"])
-    return kernel.Rates(*(torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in values))
+    # Filled in on the device: copying a number to it would wait for it.
+    return kernel.Rates(*(torch.full((), x, dtype=like.dtype, device=like.device) for x in values))
 
 
-def _initial_state(group: dict[str, Any], stack: Stack, shape: tuple[int, ...]) -> kernel.State:
-    param = stack.params[0]
+def _initial_state(
+    group: dict[str, Any], param: Tensor, layout: Layout, device: torch.device | str | None = None
+) -> kernel.State:
+    """Return the state of a parameter before its first step."""
     dtype = group["state_dtype"] or (torch.float64 if param.dtype == torch.float64 else torch.float32)
     return kernel.initial_state(
-        shape,
-        stack.layouts[0].full,
+        (layout.pieces, layout.blocks, *layout.sizes),
+        layout.full,
         _rule(group),
         momentum=group["betas"][0] > 0,
         residual=group["residual"],
         dtype=dtype,
         basis_dtype=group["basis_dtype"] or dtype,
-        device=param.device,
+        device=torch.device(device or param.device),
     )
 
 
@@ -347,9 +375,11 @@ def _vectors(param: Tensor, value: Tensor | OuterProducts) -> Tensor:
             )
         weights = 1.0 if value.weights is None else value.weights.sqrt().reshape(-1, *[1] * param.ndim)
         value = value.vectors * weights
-    if value.shape[1:] != param.shape:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        raise TypeError(f"curvature must be a real floating-point tensor or OuterProducts, got {describe(value)}")
+    if value.ndim == 0 or len(value) == 0 or value.shape[1:] != param.shape:
         raise ValueError(
-            f"curvature must have shape (K, *{tuple(param.shape)}) for this parameter, got {tuple(value.shape)}"
+            f"curvature must have shape {('K', *param.shape)} with K >= 1 for this parameter, got {tuple(value.shape)}"
         )
     return value.movedim(0, -1)
 

@@ -25,23 +25,16 @@ class Stack:
         self.layouts = list(layouts)
         self.state: State = {}
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape ``(b, k, n0, ..., nl)`` of the stacked gradients."""
-        layout = self.layouts[0]
-        return (sum(item.pieces for item in self.layouts), layout.blocks, *layout.sizes)
-
-    def attach(self, states: Mapping[Tensor, ParamState], create: Callable[[tuple[int, ...]], State]) -> None:
+    def attach(self, states: Mapping[Tensor, ParamState], create: Callable[[Tensor, Layout], State]) -> None:
         """Gather the parameters' states into one, creating what is missing, and leave views of it with each.
 
         Args:
             states: the optimizer's state, one dictionary for each parameter.
-            create: makes the state of a new stack of a given shape.
+            create: makes the state of a parameter that has none yet.
         """
-        parts = []
-        for param, layout in zip(self.params, self.layouts, strict=True):
-            own = states[param]
-            parts.append(own if own else create((layout.pieces, *self.shape[1:])))
+        parts = [
+            states[param] or create(param, layout) for param, layout in zip(self.params, self.layouts, strict=True)
+        ]
         self.state = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         start = 0
         for param, layout in zip(self.params, self.layouts, strict=True):
