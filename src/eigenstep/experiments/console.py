@@ -54,6 +54,12 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
     return tracked
 
 
+def progress() -> Any:
+    """Return rich's display of several progress bars, to be used in a `with` statement."""
+    module = require("rich.progress", "experiments")
+    return module.Progress(*module.Progress.get_default_columns())
+
+
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for writing that appears under its name only once it is complete."""

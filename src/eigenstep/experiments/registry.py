@@ -9,6 +9,7 @@ decoupled (p ← p − lr · weight_decay · p). Everything else is left as its 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -142,6 +143,7 @@ def _muon(named: Named, lr: float, weight_decay: float, **options: Any) -> Optim
 def _heavyball(kind: str) -> Callable[..., Optimizer]:
     def make(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
         heavyball = require("heavyball", "peers")
+        warnings.filterwarnings("ignore", "Learning rate changed between steps")  # schedules do that
         if not named[0][1].is_cuda:
             heavyball.utils.compile_mode = None  # on a CPU compiling takes minutes and gains nothing
         optimizer: Optimizer = getattr(heavyball, kind)(_tensors(named), lr=lr, weight_decay=weight_decay, **options)
