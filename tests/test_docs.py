@@ -1,0 +1,38 @@
+"""Every Python block in the README and the documentation runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(block, id=f"{page.name}-{index}")
+    for page in PAGES
+    for index, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_code_block_runs(block: str) -> None:
+    torch.manual_seed(0)
+    names: dict[str, object] = {}
+    exec(compile(block, "documentation", "exec"), names)
+    assert names, "a block defines something"
+
+
+def test_readme_learns_the_root(capsys: pytest.CaptureFixture[str]) -> None:
+    block = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    torch.manual_seed(0)
+    exec(compile(block, "README.md", "exec"), {})
+    assert float(re.search(r"tensor\((.*)\)", capsys.readouterr().out)[1]) < 0.3  # type: ignore[index]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
