@@ -255,7 +255,7 @@ def _learn_eigenvalues(samples: Tensor, past: Tensor, state: State, rule: Rule, 
         new = keep[:, None, None] * eigs + rate[:, None, None] * newest
         if rule.maps == "exact":
             old = past[:, None, None] * eigs
-            new = exp(old, new - old)
+            new = exp(old, (new - old).minimum(old))  # at most e-fold: outliers of 1000 d are common, e^1000 is not
         learned.append(new.clamp(limits.tiny, limits.max).log().flatten(1))
     change = torch.stack([logs.mean(-1) for logs in learned]).mean(0)
     for axis, logs in enumerate(learned):

@@ -163,6 +163,7 @@ class Spectral(Optimizer):
             "damping": 1e-12,
             "clip": 1.0,
             "interval": 2,
+            "max_ratio": None,
         }
         return cls(params, lr, **{**recipe, **options})
 

@@ -1,0 +1,224 @@
+"""Special settings are known methods; and the batched kernel is the core's one update, parameter by parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from eigenstep import Diagonal, Full, Kronecker, OuterProducts, Spectral
+from eigenstep.maps import cayley, exp, truncated_cayley, truncated_exp
+from eigenstep.optim.layout import plan
+from eigenstep.rotation import bounded, moore_penrose
+from eigenstep.update import update
+
+LR = 0.01
+
+
+def drive(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Feed gradients to the only parameter and return each change of it, divided by the learning rate."""
+    parameter = optimizer.param_groups[0]["params"][0]
+    changes = []
+    for gradient in gradients:
+        before = parameter.detach().clone()
+        parameter.grad = gradient.clone()
+        optimizer.step()
+        changes.append((before - parameter.detach()) / LR)
+    return changes
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape, dtype=torch.float64))
+
+
+def gradients(*shape: int, steps: int = 40) -> Tensor:
+    """Return gradients whose entries differ in size by orders of magnitude."""
+    return torch.randn(steps, *shape, dtype=torch.float64) * torch.randn(shape, dtype=torch.float64).mul(2).exp()
+
+
+PLAIN: dict[str, Any] = {
+    "lr": LR,
+    "betas": (0.9, 0.95),
+    "damping": 0.0,
+    "weight_decay": 0.0,
+    "nesterov": False,
+    "start": 1.0,
+    "maps": "exact",
+}
+
+
+class TestKnownMethods:
+    @pytest.mark.parametrize("shape", [(), (9,), (4, 5), (2, 3, 4)], ids=str)
+    @pytest.mark.parametrize("beta1", [0.9, 0.0])
+    def test_diagonal_is_adam(self, shape: tuple[int, ...], beta1: float) -> None:
+        """With beta1 = 0 this is RMSprop with bias correction."""
+        w, gs = parameter(*shape), gradients(*shape)
+        twin = nn.Parameter(w.detach().clone())
+        drive(Spectral([w], structure="diagonal", **{**PLAIN, "betas": (beta1, 0.95), "maps": "quadratic"}), gs)
+        drive(torch.optim.Adam([twin], lr=LR, betas=(beta1, 0.95), eps=0.0), gs)
+        assert_close(w, twin, rtol=0, atol=1e-10)
+
+    def test_weight_decay_is_adamw(self) -> None:
+        w, gs = parameter(9), gradients(9)
+        twin = nn.Parameter(w.detach().clone())
+        drive(Spectral([w], **{**PLAIN, "weight_decay": 0.3, "maps": "quadratic"}), gs)
+        drive(torch.optim.AdamW([twin], lr=LR, betas=(0.9, 0.95), eps=0.0, weight_decay=0.3), gs)
+        assert_close(w, twin, rtol=0, atol=1e-10)
+
+    def test_diagonal_without_bias_correction_is_rmsprop(self) -> None:
+        """Both start from the same second moment; torch starts it at 0, so the first gradient primes ours alike."""
+        w, gs = parameter(9), gradients(9)
+        optimizer = Spectral([w], **{**PLAIN, "betas": (0.0, 0.95), "start": 0.0, "maps": "quadratic"})
+        second_moment = gs[0].square().mean()
+        for g, change in zip(gs, drive(optimizer, gs), strict=True):
+            second_moment = 0.95 * second_moment + 0.05 * g.square()
+            assert_close(change, g / second_moment.sqrt(), rtol=1e-9, atol=1e-9)
+
+    def test_decay_zero_is_adagrad(self) -> None:
+        w, gs = parameter(9), gradients(9)
+        optimizer = Spectral([w], decay=0.0, **{**PLAIN, "betas": (0.0, 0.5), "start": 0.0, "maps": "quadratic"})
+        total = 0.5 * gs.square().cumsum(0) + gs[0].square().mean()
+        for g, sums, change in zip(gs, total, drive(optimizer, gs), strict=True):
+            assert_close(change, g / sums.sqrt(), rtol=1e-9, atol=1e-9)
+
+    def test_root_of_one_over_infinity_is_momentum(self) -> None:
+        w, gs = parameter(4, 5), gradients(4, 5)
+        twin = nn.Parameter(w.detach().clone())
+        drive(Spectral([w], root=1e12, **{**PLAIN, "start": 0.0}), gs)
+        drive(torch.optim.SGD([twin], lr=LR, momentum=0.9, dampening=0.9), [gs[0] * 0.1, *gs[1:]])
+        assert_close(w, twin, rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize("shape", [(9,), (6, 4)], ids=str)
+    @pytest.mark.parametrize("grafting", ["adam", "rms"])
+    def test_grafting_takes_the_size_and_keeps_the_direction(self, grafting: str, shape: tuple[int, ...]) -> None:
+        w, gs = parameter(*shape), gradients(*shape)
+        grafted = drive(Spectral([w], grafting=grafting, **PLAIN), gs)
+        plain = drive(Spectral([nn.Parameter(w.detach().clone())], **PLAIN), gs)
+        betas = (0.9 if grafting == "adam" else 0.0, 0.95)
+        sizes = drive(torch.optim.Adam([nn.Parameter(w.detach().clone())], lr=LR, betas=betas, eps=0.0), gs)
+        for ours, direction, size in zip(grafted, plain, sizes, strict=True):
+            assert_close(ours.norm(), size.norm(), rtol=1e-7, atol=0)
+            assert_close(ours / ours.norm(), direction / direction.norm(), rtol=0, atol=1e-7)
+
+    def test_grafting_survives_rows_without_gradient(self) -> None:
+        """Rows of zeros, as in embeddings: the momentum there is rounding noise, and must not count."""
+        w = nn.Parameter(torch.randn(16, 8))
+        gs = torch.randn(30, 16, 8)
+        gs[:, 8:] = 0
+        optimizer = Spectral([w], grafting="adam", **PLAIN)
+        twin = torch.optim.Adam([nn.Parameter(w.detach().clone())], lr=LR, betas=(0.9, 0.95), eps=1e-30)
+        for ours, size in zip(drive(optimizer, gs), drive(twin, gs), strict=True):
+            assert_close(ours.norm(), size.norm(), rtol=1e-2, atol=0)
+
+    def test_clip_limits_the_root_mean_square(self) -> None:
+        w, gs = parameter(6, 4), gradients(6, 4)
+        plain = drive(Spectral([nn.Parameter(w.detach().clone())], **PLAIN), gs)
+        clipped = drive(Spectral([w], clip=0.7, **PLAIN), gs)
+        sizes = torch.stack([step.square().mean().sqrt() for step in plain])
+        assert (sizes > 0.7).any()
+        assert (sizes < 0.7).any()
+        for long, short, size in zip(plain, clipped, sizes, strict=True):
+            assert_close(short, long * (0.7 / size).clamp(max=1.0), rtol=1e-8, atol=1e-10)
+
+
+def read_matrix(state: dict[str, Tensor]) -> Kronecker:
+    """Return the matrix that a parameter's state stands for, as one of the core's structures."""
+    factors: list[Full | Diagonal] = []
+    for axis in range(sum(name.startswith("eigs_") for name in state)):
+        eigs = state[f"eigs_{axis}"][0].flatten()
+        basis = state.get(f"basis_{axis}")
+        factors.append(Diagonal(eigs) if basis is None else Full(torch.block_diag(*basis[0]), eigs))
+    return Kronecker(state["scale"][0].square(), tuple(factors))
+
+
+def limited_exp(eigs: Tensor, tangent: Tensor) -> Tensor:
+    return exp(eigs, torch.minimum(tangent, eigs))
+
+
+LAYOUT: dict[str, Any] = {"structure": "kronecker", "max_dim": 99, "max_ratio": None, "long_sides": "blocks"}
+
+
+class TestCore:
+    """`eigenstep.update.update` on one matrix at a time, by ordinary linear algebra, is the kernel's oracle."""
+
+    @pytest.mark.parametrize("rotation", ["bounded", "moore_penrose"])
+    @pytest.mark.parametrize("maps", ["exact", "truncated"])
+    @pytest.mark.parametrize("residual", [False, True])
+    @pytest.mark.parametrize(
+        ("shape", "options"),
+        [
+            ((6, 4), {}),
+            ((5,), {"structure": "full"}),
+            ((3, 4, 2), {"structure": "axes"}),
+            ((3, 4, 2), {"structure": "axes", "max_dim": 3}),
+            ((2, 3, 2, 2), {"structure": "axes"}),
+            ((8, 4), {"max_dim": 4, "long_sides": "diagonal"}),
+            ((12, 4), {"max_ratio": 1.0}),
+            ((4, 12), {"max_ratio": 1.0}),
+        ],
+        ids=str,
+    )
+    def test_kernel_learns_what_update_learns(
+        self, shape: tuple[int, ...], options: dict[str, Any], residual: bool, maps: str, rotation: str
+    ) -> None:
+        layout = plan(shape, **{**LAYOUT, **options})
+        w, gs = parameter(*shape), gradients(*shape, steps=12)
+        optimizer = Spectral(
+            [w],
+            lr=LR,
+            betas=(0.0, 0.9),
+            basis_lr=0.2,
+            start=0.0,
+            interval=1,
+            damping=1e-3,
+            relative_damping=False,
+            rotation=rotation,
+            gap=0.01,
+            maps=maps,
+            cap=0.9,
+            eigenvalues="kronecker",
+            residual=residual,
+            **{**LAYOUT, **options},
+        )
+        drive(optimizer, gs)
+
+        def blockwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+            """Make a function of matrices one of block-diagonal matrices, for the first factor."""
+
+            def of_blocks(*tensors: Tensor) -> Tensor:
+                count = layout.blocks if len(tensors[0]) == layout.blocks * layout.sizes[0] else 1
+                cut = [t.chunk(count) for t in tensors]
+                squares = [
+                    [part.chunk(count, -1)[i] if part.ndim == 2 else part for part in parts]
+                    for i, parts in enumerate(zip(*cut, strict=True))
+                ]
+                return torch.block_diag(*[function(*block) for block in squares])
+
+            return of_blocks
+
+        turn = {"bounded": bounded, "moore_penrose": partial(moore_penrose, gap=0.01)}[rotation]
+        orthogonal = {"exact": cayley, "truncated": partial(truncated_cayley, cap=0.9)}[maps]
+        events = torch.stack([layout.split(g).flatten(0, 2) for g in gs])
+        kinds = ["full" if full else "diagonal" for full in layout.full]
+        S = Kronecker.identity(events.shape[1:], kinds=kinds, dtype=torch.float64)
+        S = Kronecker(events[0].square().mean(), S.factors)
+        S = S.with_memory() if residual else S
+        for event in events:
+            S = update(
+                S,
+                OuterProducts(event[None]),
+                lr=0.1,
+                basis_lr=0.2,
+                damping=1e-3,
+                rotation=blockwise(turn),
+                orthogonal=blockwise(orthogonal),
+                positive=limited_exp if maps == "exact" else truncated_exp,
+            )
+        expected = S.dense()
+        error = (read_matrix(optimizer.state[w]).dense() - expected).abs().amax()
+        assert error <= 1e-9 * expected.abs().amax()
