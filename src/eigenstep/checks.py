@@ -25,16 +25,59 @@ def check_number(value: object, name: str, low: float, high: float = math.inf) -
         raise ValueError(f"{name} must be finite and {wanted}, got {value}")
 
 
+def check_size(value: object, name: str) -> None:
+    """Raise unless ``value`` is a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {describe(value)}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def check_function(value: object, name: str) -> None:
+    """Raise unless ``value`` can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, got {describe(value)}")
+
+
 def check_real(tensor: Tensor, name: str) -> None:
     """Raise unless ``tensor`` is a real floating-point tensor."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         raise TypeError(f"{name} must be a real floating-point tensor, got {describe(tensor)}")
 
 
+def check_wide(tensor: Tensor, name: str) -> None:
+    """Raise unless ``tensor`` is a real tensor in full precision."""
+    check_real(tensor, name)
+    if tensor.dtype in HALF:
+        raise TypeError(f"{name} must be float32 or float64, got {tensor.dtype}; only bases may be half precision")
+
+
+def check_beside(tensor: Tensor, name: str, other: Tensor, other_name: str, also: Sequence[torch.dtype] = ()) -> None:
+    """Raise unless ``tensor`` is on the device of ``other`` and has its number format, or one of ``also``."""
+    check_real(tensor, name)
+    if tensor.dtype not in (other.dtype, *also):
+        formats = " or ".join(map(str, (other.dtype, *also)))
+        raise TypeError(f"{name} must be {formats} to fit {other_name}, got {tensor.dtype}")
+    check_device(tensor, name, other, other_name)
+
+
+def check_device(tensor: Tensor, name: str, other: Tensor, other_name: str) -> None:
+    """Raise unless two tensors are on the same device."""
+    if tensor.device != other.device:
+        raise ValueError(f"{name} is on device {tensor.device}, but {other_name} is on {other.device}")
+
+
+def check_nonempty(tensor: Tensor, name: str) -> None:
+    """Raise unless ``tensor`` holds something along its first axis."""
+    check_real(tensor, name)
+    if tensor.ndim == 0 or len(tensor) == 0:
+        raise ValueError(f"{name} must hold at least one entry along the first axis, got shape {tuple(tensor.shape)}")
+
+
 def check_finite(tensor: Tensor, name: str) -> None:
     """Raise unless ``tensor`` is a real floating-point tensor without NaN or infinite entries."""
     check_real(tensor, name)
-    if not torch.isfinite(tensor).all():
+    if not tensor.is_meta and not torch.isfinite(tensor).all():
         raise ValueError(f"{name} must be finite, but it contains NaN or infinite entries")
 
 
@@ -43,7 +86,7 @@ def check_symmetric(matrix: Tensor, name: str) -> None:
     check_finite(matrix, name)
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.shape[-1] == 0:
         raise ValueError(f"{name} must be square with at least one row, got shape {tuple(matrix.shape)}")
-    if not matrix.numel():
+    if not matrix.numel() or matrix.is_meta:
         return
     gap, size = (matrix - transpose(matrix)).abs().amax(), matrix.abs().amax()
     if gap > 1e3 * torch.finfo(matrix.dtype).eps * size:
@@ -58,17 +101,17 @@ def check_positive(eigs: Tensor, name: str) -> None:
 
 def check_eigs(eigs: Tensor) -> None:
     """Raise unless ``eigs`` can be eigenvalues; their sign is not looked at, to spare a device synchronization."""
-    check_real(eigs, "eigs")
-    if eigs.dtype in HALF:
-        raise TypeError(f"eigs must be float32 or float64, got {eigs.dtype}; only bases may be half precision")
+    check_wide(eigs, "eigs")
     if eigs.ndim == 0 or eigs.shape[-1] == 0:
         raise ValueError(f"eigs must have shape (*batch, n) with n >= 1, got {tuple(eigs.shape)}")
 
 
 def check_sizes(sizes: Sequence[int], kinds: Sequence[str]) -> None:
     """Raise unless ``sizes`` and ``kinds`` describe the factors of a Kronecker product."""
-    if not sizes or any(n < 1 for n in sizes):
-        raise ValueError(f"sizes must hold at least one positive integer, got {tuple(sizes)}")
+    if not sizes:
+        raise ValueError("sizes must hold at least one size, got none")
+    for index, size in enumerate(sizes):
+        check_size(size, f"sizes[{index}]")
     if len(kinds) != len(sizes):
         raise ValueError(f"kinds must name one kind for each of the {len(sizes)} factors, got {list(kinds)}")
     for kind in kinds:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .checks import check_finite, check_symmetric
-from .linalg import diagonal
+from .checks import check_device, check_finite, check_number, check_symmetric
+from .linalg import diagonal, saturate
 from .spd import SPD, Diagonal, Factor, Full, Identity, Kronecker
 
 
@@ -48,6 +48,11 @@ class OuterProducts:
                     f"weights must have the leading shape (K, *batch) of vectors {tuple(self.vectors.shape)}, "
                     f"got {tuple(self.weights.shape)}"
                 )
+            check_device(self.weights, "weights", self.vectors, "vectors")
+        if isinstance(self.shift, Tensor):
+            check_finite(self.shift, "shift")
+        else:
+            check_number(self.shift, "shift", -math.inf)
         if self.semidefinite is None:
             plain = self.weights is None and isinstance(self.shift, (int, float)) and self.shift >= 0
             object.__setattr__(self, "semidefinite", plain)
@@ -79,12 +84,14 @@ def project(S: SPD, curvature: Curvature) -> tuple[Tensor, ...]:
     For ``Full``, ``W = B^T H B``; for factor ``l`` of a Kronecker product, ``W = B^T Q B / (alpha k)`` with the
     paper's ``Q`` and ``k``, so that learning comes to rest where ``W = Diag(d)`` on average. Diagonal factors
     get the diagonal of ``W`` only, shape ``(*batch, n)``; identity factors its mean, repeated.
-    Where ``S`` is itself the curvature, ``W = Diag(d)`` for every factor.
+    Where ``S`` is itself the curvature, ``W = Diag(d)`` for every factor. Curvature so huge in these units that it
+    overflows is cut at the largest number.
 
     Args:
         S: the matrix that learns.
         curvature: outer products or a dense matrix of the same size.
     """
+    factors_of(S)
     if isinstance(curvature, OuterProducts):
         return _project_outer_products(S, curvature)
     if isinstance(curvature, Dense):
@@ -106,13 +113,13 @@ def scale_of(S: SPD) -> Tensor:
     return S.scale if isinstance(S, Kronecker) else torch.ones_like(S.spectrum[..., 0])
 
 
-def _other_eigs(S: SPD, at: int) -> Tensor:
-    """Return the eigenvalues of all factors but one, multiplied out and flattened, shape ``(*batch, N / n)``."""
-    product = torch.ones_like(scale_of(S))[..., None]
+def _inverse_others(S: SPD, at: int) -> Tensor:
+    """Return ``1 / (alpha k d)`` with ``d`` the eigenvalues of all other factors, flattened, shape ``(*batch, k)``."""
+    product = scale_of(S)[..., None]
     for index, factor in enumerate(factors_of(S)):
         if index != at:
             product = (product[..., :, None] * factor.eigs[..., None, :]).flatten(-2)
-    return product
+    return saturate(1 / (product * product.shape[-1]))
 
 
 def _project_outer_products(S: SPD, curvature: OuterProducts) -> tuple[Tensor, ...]:
@@ -124,10 +131,16 @@ def _project_outer_products(S: SPD, curvature: OuterProducts) -> tuple[Tensor, .
         raise ValueError(
             f"curvature.vectors must have shape (K, *{tuple(batch)}, *{sizes}), got {tuple(vectors.shape)}"
         )
+    if curvature.weights is not None and curvature.weights.ndim > 1 + len(batch):
+        raise ValueError(
+            f"curvature.weights must have shape (K,) or (K, *{tuple(batch)}), got {tuple(curvature.weights.shape)}"
+        )
     rotated = S.rotate(vectors).to(dtype).expand(count, *batch, *sizes)
     weights = torch.ones(count, dtype=dtype, device=rotated.device) if curvature.weights is None else curvature.weights
     weights = weights.to(dtype).reshape(*weights.shape, *[1] * (1 + len(batch) - weights.ndim)).expand(count, *batch)
     shift = torch.as_tensor(curvature.shift, dtype=dtype, device=rotated.device)
+    if shift.shape not in ((), batch):
+        raise ValueError(f"curvature.shift must have shape () or {tuple(batch)} to fit S, got {tuple(shift.shape)}")
 
     projected = []
     for at, factor in enumerate(factors_of(S)):
@@ -135,15 +148,14 @@ def _project_outer_products(S: SPD, curvature: OuterProducts) -> tuple[Tensor, .
         # (*batch, n, K, rest): everything but the axis of this factor is summed over, weighted by 1/d of the rest.
         columns = rotated.movedim(1 + len(batch) + at, 1 + len(batch)).reshape(count, *batch, size, others)
         columns = columns.movedim(0, -2)
-        weighted = weights.movedim(0, -1)[..., :, None] / _other_eigs(S, at)[..., None, :]
-        unit = scale_of(S)[..., None] * others
+        weighted = weights.movedim(0, -1)[..., :, None] * _inverse_others(S, at)[..., None, :]
         if isinstance(factor, Full):
             flat = columns.flatten(-2)
-            w = (flat * weighted.flatten(-2)[..., None, :]) @ flat.transpose(-2, -1) / unit[..., None]
+            w = (flat * weighted.flatten(-2)[..., None, :]) @ flat.transpose(-2, -1)
             w = w + shift[..., None, None] * torch.diag_embed(factor.eigs)
         else:
-            w = (columns.square() * weighted[..., None, :, :]).sum((-2, -1)) / unit + shift[..., None] * factor.eigs
-        projected.append(_tie(factor, w))
+            w = (columns.square() * weighted[..., None, :, :]).sum((-2, -1)) + shift[..., None] * factor.eigs
+        projected.append(_tie(factor, saturate(w)))
     return tuple(projected)
 
 
@@ -154,6 +166,7 @@ def _project_dense(S: SPD, curvature: Dense) -> tuple[Tensor, ...]:
         raise ValueError(
             f"curvature.matrix must have shape {(*batch, total, total)} to fit S, got {tuple(curvature.matrix.shape)}"
         )
+    check_device(curvature.matrix, "curvature.matrix", S.spectrum, "S")
     matrix = curvature.matrix.to(S.spectrum.dtype)
     # Rotate the columns, then the rows; either way the events are laid out in front of the batch.
     for _ in range(2):
@@ -167,8 +180,7 @@ def _project_dense(S: SPD, curvature: Dense) -> tuple[Tensor, ...]:
         rows_first = tensor.movedim((len(batch) + at, len(batch) + len(sizes) + at), (-2, -1))
         blocks = rows_first.reshape(*batch, others, others, size, size)
         own = blocks.diagonal(dim1=len(batch), dim2=len(batch) + 1).movedim(-1, len(batch))
-        inverse = 1 / (_other_eigs(S, at) * scale_of(S)[..., None] * others)
-        w = (own * inverse[..., None, None]).sum(len(batch))
+        w = saturate((own * _inverse_others(S, at)[..., None, None]).sum(len(batch)))
         projected.append(_tie(factor, w if isinstance(factor, Full) else diagonal(w)))
     return tuple(projected)
 

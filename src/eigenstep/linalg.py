@@ -27,6 +27,17 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return a.to(dtype) @ b.to(dtype)
 
 
+def largest(dtype: torch.dtype) -> float:
+    """Return the largest number of a format that leaves room for sums of many: ``max * eps``."""
+    limits = torch.finfo(dtype)
+    return limits.max * limits.eps
+
+
+def saturate(x: Tensor) -> Tensor:
+    """Cut numbers at :func:`largest`; what overflowed on the way becomes that, too, and undecidable signs zero."""
+    return x.nan_to_num(0.0).clamp(-largest(x.dtype), largest(x.dtype))
+
+
 def contract(x: Tensor, matrix: Tensor, axis: int, event_ndim: int) -> Tensor:
     """Contract axis ``axis`` (negative) of ``x`` with the first axis of ``matrix``.
 
@@ -48,11 +59,11 @@ def transpose(matrix: Tensor) -> Tensor:
     return matrix.transpose(-2, -1)
 
 
+def symmetrize(matrix: Tensor) -> Tensor:
+    """Return ``(M + M^T) / 2``, which rounding leaves exactly symmetric."""
+    return (matrix + transpose(matrix)) / 2
+
+
 def diagonal(matrix: Tensor) -> Tensor:
     """Return ``diag(M)``, the diagonal of the last two axes."""
     return matrix.diagonal(dim1=-2, dim2=-1)
-
-
-def off_diagonal(matrix: Tensor) -> Tensor:
-    """Return the matrix with its diagonal set to zero."""
-    return matrix - torch.diag_embed(diagonal(matrix))

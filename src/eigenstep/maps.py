@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .linalg import HALF, accumulation_dtype, diagonal, matmul, transpose
+from .linalg import HALF, accumulation_dtype, diagonal, largest, matmul, transpose
 
 
 def _plus_identity(matrix: Tensor) -> Tensor:
@@ -22,10 +22,15 @@ def _plus_identity(matrix: Tensor) -> Tensor:
 def cayley(generator: Tensor) -> Tensor:
     """Return ``Cayley(N) = (I + N)(I - N)^-1``, an orthogonal matrix for every skew-symmetric ``N``.
 
+    Entries are cut at ``1 / sqrt(eps)``, where a pair of axes turns by half a turn up to ``sqrt(eps)``: beyond it,
+    rounding in the solve would spoil the orthogonality.
+
     Args:
         generator: skew-symmetric ``N``, shape ``(*batch, n, n)``.
     """
     n = generator.to(accumulation_dtype(generator.dtype))
+    limit = torch.finfo(n.dtype).eps ** -0.5
+    n = n.clamp(-limit, limit)
     # The two factors commute, so one solve from the left is enough.
     return torch.linalg.solve(_plus_identity(-n), _plus_identity(n)).to(generator.dtype)
 
@@ -70,25 +75,27 @@ def shrink_factor(square: Tensor, cap: float) -> Tensor:
 def exp(eigs: Tensor, tangent: Tensor) -> Tensor:
     """Move eigenvalues ``d`` along any tangent vector ``h`` by the factor ``e^(h/d)``, so that they stay positive.
 
-    Results that the number format cannot hold are set to its largest or smallest positive number, so that
-    one huge curvature matrix leaves finite, positive eigenvalues behind.
+    Results that the number format cannot hold are cut at its limits, so that one huge curvature matrix leaves
+    finite, positive eigenvalues behind, with which one can still calculate.
+
+    Args:
+        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
+        tangent: change of the eigenvalues ``h``, shape ``(*batch, n)``.
+    """
+    return (eigs * (tangent / eigs).exp()).clamp(torch.finfo(eigs.dtype).tiny, largest(eigs.dtype))
+
+
+def truncated_exp(eigs: Tensor, tangent: Tensor) -> Tensor:
+    """Return ``d + h``, the first-order truncation of :func:`exp`, for ``h >= -d``.
+
+    Sums that vanish against the rounding of ``d`` are set to ``eps d``, so that eigenvalues stay positive.
 
     Args:
         eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
         tangent: change of the eigenvalues ``h``, shape ``(*batch, n)``.
     """
     limits = torch.finfo(eigs.dtype)
-    return (eigs * (tangent / eigs).exp()).clamp(limits.tiny, limits.max)
-
-
-def truncated_exp(eigs: Tensor, tangent: Tensor) -> Tensor:
-    """Return ``d + h``, the first-order truncation of :func:`exp`; positive only if ``h > -d``.
-
-    Args:
-        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
-        tangent: change of the eigenvalues ``h``, shape ``(*batch, n)``.
-    """
-    return eigs + tangent
+    return torch.maximum(eigs + tangent, limits.eps * eigs).clamp(limits.tiny, largest(eigs.dtype))
 
 
 def reorthonormalize(basis: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .linalg import diagonal, transpose
+from .linalg import diagonal, symmetrize
 
 MAX_SWEEPS = 1000
 
@@ -46,6 +46,6 @@ def nearest_kronecker(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str]
 
 def _restrict(matrix: Tensor, kind: str) -> Tensor:
     if kind == "full":
-        return (matrix + transpose(matrix)) / 2
+        return symmetrize(matrix)
     values = diagonal(matrix)
     return torch.diag_embed(values if kind == "diagonal" else values.mean(-1, keepdim=True).expand_as(values))

@@ -31,7 +31,9 @@ def moore_penrose(eigs: Tensor, average: Tensor, *, gap: float = 1e-6) -> Tensor
     difference = eigs[..., :, None] - eigs[..., None, :]
     larger = torch.maximum(eigs[..., :, None], eigs[..., None, :])
     apart = difference.abs() > gap * larger
-    return torch.where(apart, -0.5 * average / difference.where(apart, 1.0), 0.0)
+    generator = -0.5 * average / difference.where(apart, 1.0)
+    limit = torch.finfo(generator.dtype).max
+    return torch.where(apart, generator.clamp(-limit, limit), 0.0)
 
 
 def normalized(eigs: Tensor, average: Tensor, *, rate: float | Tensor = 0.5, gap: float = 0.1) -> Tensor:

@@ -14,9 +14,9 @@ from torch.distributions import Distribution
 from torch.func import grad, jacrev, vjp, vmap
 from torch.func import hessian as func_hessian
 
-from .checks import check_finite, check_symmetric
+from .checks import check_finite, check_nonempty, check_size, check_symmetric
 from .curvature import Dense, OuterProducts
-from .linalg import transpose
+from .linalg import symmetrize
 from .spd import SPD
 
 Predict = Callable[[Tensor, Tensor], Tensor]
@@ -29,6 +29,7 @@ def gradient_outer_product(gradient: Tensor) -> OuterProducts:
     Args:
         gradient: ``g``, shape ``(*batch, *sizes)``: a vector, or a layer's matrix gradient ``G`` for a Kronecker ``S``.
     """
+    check_finite(gradient, "gradient")
     return OuterProducts(gradient[None])
 
 
@@ -38,6 +39,8 @@ def per_example_gradients(gradients: Tensor) -> OuterProducts:
     Args:
         gradients: one gradient per example, shape ``(K, *batch, *sizes)``.
     """
+    check_nonempty(gradients, "gradients")
+    check_finite(gradients, "gradients")
     return _mean(gradients)
 
 
@@ -52,7 +55,7 @@ def hessian(loss: Callable[[Tensor], Tensor], parameters: Tensor) -> Dense:
     check_finite(parameters, "parameters")
     size = parameters.numel()
     matrix = func_hessian(loss)(parameters).reshape(size, size)
-    return Dense((matrix + matrix.T) / 2)
+    return Dense(symmetrize(matrix))
 
 
 @torch.no_grad()
@@ -74,6 +77,10 @@ def gauss_newton(
         inputs: examples along the first axis.
         targets: what the loss compares with, along the first axis.
     """
+    check_finite(parameters, "parameters")
+    check_nonempty(inputs, "inputs")
+    if len(targets) != len(inputs):
+        raise ValueError(f"targets must hold one entry for each of the {len(inputs)} inputs, got {len(targets)}")
     jacobians = vmap(jacrev(predict), (None, 0))(parameters, inputs)
     outputs = vmap(predict, (None, 0))(parameters, inputs)
     curvatures = vmap(func_hessian(loss))(outputs, targets)
@@ -101,8 +108,9 @@ def sampled_fisher(
         inputs: examples along the first axis.
         draws: labels to draw for each example. ``torch.manual_seed`` makes them reproducible.
     """
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
+    check_finite(parameters, "parameters")
+    check_nonempty(inputs, "inputs")
+    check_size(draws, "draws")
 
     def log_likelihood(outputs: Tensor, labels: Tensor) -> Tensor:
         return distribution(outputs).log_prob(labels).sum()
@@ -127,7 +135,13 @@ def reinforce(S: SPD, deviations: Tensor, values: Tensor) -> OuterProducts:
         deviations: ``w_k - m``, shape ``(K, *batch, *sizes)``.
         values: ``l(w_k)`` or rank-based utilities, shape ``(K,)`` or ``(K, *batch)``.
     """
+    _check_deviations(S, deviations)
     check_finite(values, "values")
+    if values.shape not in (deviations.shape[:1], deviations.shape[: 1 + len(S.batch_shape)]):
+        raise ValueError(
+            f"values must have the leading shape (K,) or (K, *batch) of deviations {tuple(deviations.shape)}, "
+            f"got {tuple(values.shape)}"
+        )
     weights = values / len(deviations)
     return OuterProducts(S.matmul(deviations), weights, shift=-weights.sum(0), semidefinite=False)
 
@@ -143,6 +157,7 @@ def reparametrization(S: SPD, deviations: Tensor, gradients: Tensor) -> OuterPro
         deviations: ``w_k - m``, shape ``(K, *batch, *sizes)``.
         gradients: gradients at ``w_k``, same shape.
     """
+    _check_deviations(S, deviations)
     check_finite(gradients, "gradients")
     a, b = S.matmul(deviations), gradients
     if a.shape != b.shape:
@@ -167,15 +182,21 @@ def spd_gradient(S: SPD, gradient: Tensor) -> Dense:
     """
     check_symmetric(gradient, "gradient")
     dense = S.dense()
+    if gradient.shape != dense.shape:
+        raise ValueError(f"gradient must have shape {tuple(dense.shape)} to fit S, got {tuple(gradient.shape)}")
+    gradient = gradient.to(dense.dtype)
     matrix = -2 * dense @ gradient @ dense
-    return Dense((matrix + transpose(matrix)) / 2)
+    return Dense(symmetrize(matrix))
 
 
 def _mean(vectors: Tensor, count: int | None = None) -> OuterProducts:
-    count = len(vectors) if count is None else count
-    if count == 0:
-        raise ValueError("curvature needs at least one example, got none")
-    return OuterProducts(vectors / count**0.5)
+    return OuterProducts(vectors / (len(vectors) if count is None else count) ** 0.5)
+
+
+def _check_deviations(S: SPD, deviations: Tensor) -> None:
+    S.check_event(deviations, "deviations")
+    check_nonempty(deviations, "deviations")
+    check_finite(deviations, "deviations")
 
 
 def _norm(x: Tensor, axes: tuple[int, ...]) -> Tensor:

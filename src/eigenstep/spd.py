@@ -17,8 +17,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .checks import check_eigs, check_positive, check_real, check_sizes, check_symmetric
-from .linalg import HALF, contract, diagonal, transpose
+from .checks import (
+    check_beside,
+    check_device,
+    check_eigs,
+    check_positive,
+    check_real,
+    check_size,
+    check_sizes,
+    check_symmetric,
+    check_wide,
+)
+from .linalg import HALF, contract, diagonal, saturate, transpose
 from .projection import nearest_kronecker
 
 Self = TypeVar("Self", bound="SPD")
@@ -120,8 +130,7 @@ class SPD(ABC):
         broadcasts = all(g in (w, 1) for g, w in zip(got[:batch], want[:batch], strict=False))
         if len(got) < len(want) or got[batch:] != self.sizes or not broadcasts:
             raise ValueError(f"{name} must have shape (..., {str(want)[1:]} to fit the matrix, got {tuple(x.shape)}")
-        if x.device != self.spectrum.device:
-            raise ValueError(f"{name} is on device {x.device}, but the matrix is on {self.spectrum.device}")
+        check_device(x, name, self.spectrum, "the matrix")
 
 
 class Factor(SPD):
@@ -167,15 +176,15 @@ class Full(Factor):
     def __post_init__(self) -> None:
         """Check that basis, eigenvalues and memory fit together."""
         check_eigs(self.eigs)
+        self._check_square(self.basis, "basis", also=HALF)
+        if self.memory is not None:
+            self._check_square(self.memory, "memory")
+
+    def _check_square(self, matrix: Tensor, name: str, also: Sequence[torch.dtype] = ()) -> None:
+        check_beside(matrix, name, self.eigs, "eigs", also)
         want = (*self.eigs.shape, self.eigs.shape[-1])
-        if self.memory is not None and self.memory.shape != want:
-            raise ValueError(f"memory must have shape {want} to fit eigs, got {tuple(self.memory.shape)}")
-        if self.basis.shape != want:
-            raise ValueError(f"basis must have shape {want} to fit eigs, got {tuple(self.basis.shape)}")
-        if self.basis.dtype not in (self.eigs.dtype, *HALF):
-            raise TypeError(f"basis must be {self.eigs.dtype} like eigs, or half precision, got {self.basis.dtype}")
-        if self.basis.device != self.eigs.device:
-            raise ValueError(f"basis is on device {self.basis.device}, but eigs are on {self.eigs.device}")
+        if matrix.shape != want:
+            raise ValueError(f"{name} must have shape {want} to fit eigs, got {tuple(matrix.shape)}")
 
     @classmethod
     def identity(cls, size: int, batch: Sequence[int] = (), dtype: Dtype = None, device: Device = None) -> Full:
@@ -187,6 +196,7 @@ class Full(Factor):
     def from_dense(cls, matrix: Tensor) -> Full:
         """Factorize an ordinary symmetric positive-definite matrix of shape ``(*batch, n, n)``."""
         check_symmetric(matrix, "matrix")
+        check_wide(matrix, "matrix")
         eigs, basis = torch.linalg.eigh(matrix)
         check_positive(eigs, "matrix")
         return cls(basis, eigs)
@@ -198,7 +208,7 @@ class Full(Factor):
     def with_unit_determinant(self) -> Full:
         """Return the matrix, and its memory, divided by the geometric mean of the eigenvalues."""
         logs = self.eigs.log()
-        memory = None if self.memory is None else self.memory * (-logs.mean(-1)).exp()[..., None, None]
+        memory = None if self.memory is None else saturate(self.memory * (-logs.mean(-1)).exp()[..., None, None])
         return Full(self.basis, centered_exp(logs), memory)
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -232,12 +242,14 @@ class Diagonal(Factor):
     @classmethod
     def identity(cls, size: int, batch: Sequence[int] = (), dtype: Dtype = None, device: Device = None) -> Diagonal:
         """Return the identity matrix."""
+        check_size(size, "size")
         return cls(torch.ones(*batch, size, dtype=dtype, device=device))
 
     @classmethod
     def from_dense(cls, matrix: Tensor) -> Diagonal:
         """Return the diagonal matrix nearest to a symmetric positive-definite one: its diagonal."""
         check_symmetric(matrix, "matrix")
+        check_wide(matrix, "matrix")
         check_positive(diagonal(matrix), "matrix")
         return cls(diagonal(matrix).clone())
 
@@ -280,11 +292,13 @@ class Kronecker(SPD):
 
     def __post_init__(self) -> None:
         """Check that scale and factors fit together."""
+        check_wide(self.scale, "scale")
         if not self.factors:
             raise ValueError("factors must hold at least one factor, got none")
         for index, factor in enumerate(self.factors):
             if not isinstance(factor, (Full, Diagonal)):
                 raise TypeError(f"factors[{index}] must be Full, Diagonal or Identity, got {type(factor).__name__}")
+            check_beside(factor.eigs, f"factors[{index}]", self.scale, "scale")
             if factor.batch_shape != self.scale.shape:
                 raise ValueError(
                     f"factors[{index}] has batch shape {tuple(factor.batch_shape)}, but scale has shape "
@@ -324,6 +338,7 @@ class Kronecker(SPD):
             kinds: "full", "diagonal" or "identity" for each factor; all full if left out.
         """
         check_symmetric(matrix, "matrix")
+        check_wide(matrix, "matrix")
         kinds = ["full"] * len(sizes) if kinds is None else kinds
         check_sizes(sizes, kinds)
         if matrix.shape[-1] != math.prod(sizes):

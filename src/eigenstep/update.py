@@ -18,9 +18,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .checks import check_number
+from .checks import check_function, check_number
 from .curvature import Curvature, factors_of, project, scale_of
-from .linalg import accumulation_dtype, diagonal, transpose
+from .linalg import accumulation_dtype, diagonal, largest, saturate, symmetrize, transpose
 from .maps import cayley, exp, reorthonormalize, truncated_exp
 from .rotation import Rotation, bounded
 from .spd import SPD, Diagonal, Full, Kronecker
@@ -59,17 +59,20 @@ def update(
         The new matrix, of the same structure and number formats.
     """
     basis_lr = lr if basis_lr is None else basis_lr
-    _check_options(curvature, lr, basis_lr, decay, damping, positive)
+    projected = project(S, curvature)
+    for value, name in ((rotation, "rotation"), (orthogonal, "orthogonal"), (positive, "positive")):
+        check_function(value, name)
+    _check_options(curvature, lr, basis_lr, decay, damping, positive, rayleigh)
     factors: list[Full | Diagonal] = []
-    for at, (factor, w) in enumerate(zip(factors_of(S), project(S, curvature), strict=True)):
-        level = (damping / scale_of(S) * _mean_inverse(S, at))[..., None]
+    for at, (factor, w) in enumerate(zip(factors_of(S), projected, strict=True)):
+        level = saturate(damping / scale_of(S) * _mean_inverse(S, at))[..., None]
         if not isinstance(factor, Full):
             target = (1 - lr * decay) * factor.eigs + lr * (w + level)
             factors.append(type(factor)(positive(factor.eigs, target - factor.eigs)))
             continue
         w = w + torch.diag_embed(level.expand_as(factor.eigs))
         past = torch.diag_embed(factor.eigs) if factor.memory is None else factor.memory
-        average = (1 - basis_lr * decay) * past + basis_lr * w
+        average = symmetrize((1 - basis_lr * decay) * past + basis_lr * w)
         turn = orthogonal(rotation(factor.eigs, average))
         turned = transpose(turn) @ average @ turn
         target = (1 - lr * decay) * factor.eigs + lr * diagonal(w)
@@ -85,9 +88,9 @@ def update(
 
 def _normalize(S: Kronecker, factors: list[Full | Diagonal]) -> Kronecker:
     """Scale the factors back to determinant one; the mean of their logarithms goes to the scale."""
-    limits = torch.finfo(S.scale.dtype)
     log_means = [factor.eigs.log().mean(-1) for factor in factors]
-    scale = (S.scale.log() + sum(log_means) / len(factors)).exp().clamp(limits.tiny, limits.max)
+    scale = (S.scale.log() + sum(log_means) / len(factors)).exp()
+    scale = scale.clamp(torch.finfo(scale.dtype).tiny, largest(scale.dtype))
     return Kronecker(scale, tuple(factor.with_unit_determinant() for factor in factors))
 
 
@@ -107,6 +110,7 @@ def _check_options(
     decay: float,
     damping: float,
     positive: Callable[[Tensor, Tensor], Tensor],
+    rayleigh: bool,
 ) -> None:
     check_number(lr, "lr", 0.0)
     check_number(basis_lr, "basis_lr", 0.0)
@@ -119,8 +123,10 @@ def _check_options(
             "positive=truncated_exp needs curvature without negative eigenvalues, or the eigenvalues of S could turn "
             "negative; use positive=exp, or pass semidefinite=True to Dense if the matrix is known to have none"
         )
-    if lr * decay > 1 or (lr * decay == 1 and damping == 0):
+    if lr * decay > 1:
+        raise ValueError(f"positive=truncated_exp needs lr * decay <= 1, got lr={lr} and decay={decay}")
+    if rayleigh and basis_lr != lr:
         raise ValueError(
-            f"positive=truncated_exp needs lr * decay < 1, or = 1 with damping > 0, got lr={lr}, decay={decay}, "
-            f"damping={damping}"
+            f"positive=truncated_exp with rayleigh=True needs basis_lr equal to lr, or the eigenvalues of S could turn "
+            f"negative; got basis_lr={basis_lr} and lr={lr}"
         )
