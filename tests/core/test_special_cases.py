@@ -96,7 +96,7 @@ class TestNewton:
             g = torch.func.grad(self.loss)(w)
             curvature = Dense(hessian(self.loss, w).matrix, semidefinite=True)
             start = Full(torch.linalg.eigh(H)[1], spread_eigs(5))
-            S = update(start, curvature, lr=1.0, decay=1.0, damping=1e-14, positive=truncated_exp)
+            S = update(start, curvature, lr=1.0, decay=1.0, positive=truncated_exp)
             close(S.dense(), H)
             close(S.solve(g), torch.linalg.solve(H, g))
             w = w - S.solve(g)
@@ -113,7 +113,6 @@ class TestNewton:
                 Dense(H, semidefinite=True),
                 lr=1.0,
                 decay=1.0,
-                damping=1e-14,
                 rotation=partial(bounded, pairwise=True),
                 positive=truncated_exp,
                 rayleigh=True,
