@@ -67,7 +67,7 @@ def picture_task(name: str, patch: int, batch_size: int = 32, width: int = 64, d
     def model(seed: int) -> nn.Module:
         return ViT(images.shape, len(images.classes), patch=patch, width=width, depth=depth, seed=seed)
 
-    return Task(name, model, lambda generator, train: images.batch(batch_size, generator, train=train), 128)
+    return Task(name, model, lambda generator, train: images.batch(batch_size, generator, train=train), 256)
 
 
 def text_task(name: str, length: int = 64, batch_size: int = 8, width: int = 64, depth: int = 2) -> Task:
@@ -77,7 +77,7 @@ def text_task(name: str, length: int = 64, batch_size: int = 8, width: int = 64,
     def model(seed: int) -> nn.Module:
         return GPT(len(text.alphabet), length=length, width=width, depth=depth, seed=seed)
 
-    return Task(name, model, lambda generator, train: text.batch(batch_size, length, generator, train=train), 128)
+    return Task(name, model, lambda generator, train: text.batch(batch_size, length, generator, train=train), 256)
 
 
 TASKS: Mapping[str, Callable[[], Task]] = {
@@ -89,7 +89,7 @@ TASKS: Mapping[str, Callable[[], Task]] = {
 """The tasks by name; digits needs no download."""
 
 
-def learning_rate_factor(step: int, steps: int, warmup: float = 0.05, floor: float = 0.1) -> float:
+def learning_rate_factor(step: int, steps: int, warmup: float = 0.05, floor: float = 0.0) -> float:
     """Return the factor of the learning rate: linear warm-up, then a cosine down to `floor`."""
     ramp = max(1, round(warmup * steps))
     if step < ramp:
