@@ -1,0 +1,143 @@
+"""The maps to orthogonal matrices and positive vectors, exact and truncated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from eigenstep.maps import (
+    cayley,
+    exp,
+    inverse_cayley,
+    orthogonality_defect,
+    reorthonormalize,
+    shrink_factor,
+    truncated_cayley,
+    truncated_exp,
+)
+
+from .cases import defect, random_orthogonal, random_skew
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+class TestCayley:
+    def test_two_axes_turn_by_twice_the_arc_tangent(self) -> None:
+        for x in (0.0, 0.3, 1.0, 40.0):
+            N = torch.tensor([[0.0, -x], [x, 0.0]])
+            angle = torch.tensor(2 * x).atan2(torch.tensor(1 - x * x))
+            want = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).reshape(2, 2)
+            assert_close(cayley(N), want)
+
+    def test_huge_generators_stay_orthogonal(self) -> None:
+        """Even if the norm is far beyond what the solve could handle, in odd sizes, where ``N`` is singular, too."""
+        for size in (1e6, 1e12, 1e200):
+            for n in (2, 5, 40):
+                assert defect(reorthonormalize(cayley(random_skew(n, (3,), size)))) < 1e-10
+
+    def test_batched_equals_looped(self) -> None:
+        N = random_skew(4, (2, 3))
+        for i in range(2):
+            for j in range(3):
+                assert_close(cayley(N)[i, j], cayley(N[i, j]))
+                assert_close(truncated_cayley(N)[i, j], truncated_cayley(N[i, j]))
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_number_formats(self, dtype: torch.dtype) -> None:
+        N = random_skew(6, size=0.1).to(dtype)
+        eps = torch.finfo(dtype).eps
+        for function in (cayley, truncated_cayley, lambda n: inverse_cayley(cayley(n))):
+            got = function(N)
+            assert got.dtype == dtype
+            assert_close(got.double(), function(N.double()), rtol=0, atol=8 * eps)
+
+
+class TestTruncatedCayley:
+    def test_is_the_papers_product(self) -> None:
+        N = random_skew(5, size=0.2)
+        eye = torch.eye(5)
+        power = torch.linalg.matrix_power
+        want = power(eye + N, 2) @ (eye + N @ N) @ (eye + power(N, 4))
+        assert_close(truncated_cayley(N, cap=None), want)
+
+    def test_is_exact_up_to_the_eighth_power(self) -> None:
+        """``truncated = Cayley(N)(I - N^8)``."""
+        N = random_skew(5, size=0.2)
+        rest = torch.eye(5) - torch.linalg.matrix_power(N, 8)
+        assert_close(truncated_cayley(N, cap=None), cayley(N) @ rest)
+
+    def test_cap_shortens_long_generators_only(self) -> None:
+        short, long = random_skew(5, size=0.02), random_skew(5, size=3.0)
+        assert_close(truncated_cayley(short), truncated_cayley(short, cap=None))
+        shrink = shrink_factor(long @ long, 0.6).squeeze()
+        assert shrink < 1
+        assert_close(torch.linalg.matrix_norm(torch.linalg.matrix_power(shrink * long, 2)).sqrt(), torch.tensor(0.6))
+        assert_close(truncated_cayley(long), truncated_cayley(shrink * long, cap=None))
+
+    def test_cap_bounds_the_spectral_norm_and_so_the_defect(self) -> None:
+        N = random_skew(8, (50,), 5.0)
+        shrink = shrink_factor(N @ N, 0.6)
+        assert torch.linalg.matrix_norm(shrink * N, 2).max() <= 0.6
+        assert defect(truncated_cayley(N)) < 2 * 0.6**8
+
+
+class TestReorthonormalize:
+    def test_squares_the_defect(self) -> None:
+        B = random_orthogonal(6)
+        for size in (1e-1, 1e-2, 1e-4):
+            bent = B + size * torch.randn(6, 6) / 6
+            before = torch.linalg.matrix_norm(bent.T @ bent - torch.eye(6), 2)
+            once = reorthonormalize(bent)
+            after = torch.linalg.matrix_norm(once.T @ once - torch.eye(6), 2)
+            assert after <= before**2
+            assert after > before**2 / 10
+
+    def test_leaves_orthogonal_matrices_alone(self) -> None:
+        B = random_orthogonal(6, (3,))
+        assert_close(reorthonormalize(B), B, rtol=0, atol=1e-14)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_reaches_the_rounding_of_the_format(self, dtype: torch.dtype) -> None:
+        B = (random_orthogonal(32) + 1e-3 * torch.randn(32, 32)).to(dtype)
+        assert reorthonormalize(B).dtype == dtype
+        for _ in range(3):
+            B = reorthonormalize(B)
+        assert orthogonality_defect(B) < 2 * torch.finfo(dtype).eps
+
+    def test_defect_is_relative_to_the_size(self) -> None:
+        """``||B^T B - I||_F / sqrt(n)``."""
+        B = 1.1 * random_orthogonal(9, (2,))
+        assert_close(orthogonality_defect(B), torch.full((2,), 0.21))
+
+
+class TestExponentialMaps:
+    def test_formula(self) -> None:
+        d, h = torch.rand(3, 4) + 0.1, torch.randn(3, 4)
+        assert_close(exp(d, h), d * (h / d).exp())
+        assert_close(truncated_exp(d, h.abs()), d + h.abs())
+
+    def test_agree_to_first_order(self) -> None:
+        d, h = torch.rand(4) + 0.5, torch.randn(4)
+        errors = [(exp(d, t * h) - truncated_exp(d, t * h)).norm() for t in (1e-3, 1e-4)]
+        assert errors[0] / errors[1] == pytest.approx(100, rel=0.02)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_positive_and_finite_at_the_edges(self, dtype: torch.dtype) -> None:
+        limits = torch.finfo(dtype)
+        d = torch.tensor([limits.tiny, 1e-30, 1.0, 1e30, limits.max * limits.eps], dtype=dtype)
+        h = torch.tensor([0.0, 1.0, -1.0, 1e30, -1e30], dtype=dtype)
+        for tangent in h:
+            new = exp(d, tangent)
+            assert (new > 0).all()
+            assert torch.isfinite(new).all()
+            assert torch.isfinite(1 / new).all()
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_truncated_stays_positive_when_everything_cancels(self, dtype: torch.dtype) -> None:
+        """A step with ``lr * decay = 1`` forgets the old eigenvalue; what is left may be lost in its rounding."""
+        d = torch.tensor([1.0, 1e15, 1e-20], dtype=dtype)
+        for left in (0.0, 1e-30):
+            new = truncated_exp(d, left - d)
+            assert (new > 0).all()
+            assert (new <= torch.finfo(dtype).eps * d + 2 * left).all()

@@ -1,0 +1,186 @@
+"""The generators of the rotation, entry by entry and as a whole."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from eigenstep.curvature import Dense
+from eigenstep.maps import cayley
+from eigenstep.rotation import Rotation, bounded, moore_penrose, normalized
+from eigenstep.spd import Full
+from eigenstep.update import update
+
+from .cases import random_spd, random_symmetric, spread_eigs
+
+pairwise = partial(bounded, pairwise=True)
+ALL: dict[str, Rotation] = {
+    "moore_penrose": moore_penrose,
+    "normalized": normalized,
+    "bounded": bounded,
+    "pairwise": pairwise,
+}
+
+
+@pytest.fixture(params=ALL)
+def rotation(request: pytest.FixtureRequest) -> Rotation:
+    return ALL[request.param]
+
+
+class TestAllRotations:
+    def test_skew_symmetric(self, rotation: Rotation) -> None:
+        N = rotation(spread_eigs(6, (4,)), random_symmetric(6, (4,)))
+        assert_close(N, -N.mT, rtol=0, atol=1e-15)
+
+    def test_diagonal_average_does_not_turn(self, rotation: Rotation) -> None:
+        d = spread_eigs(6)
+        assert rotation(d, d.diag()).eq(0).all()
+        assert rotation(d, torch.zeros(6, 6)).eq(0).all()
+
+    def test_size_one(self, rotation: Rotation) -> None:
+        assert rotation(torch.ones(1), torch.ones(1, 1)).equal(torch.zeros(1, 1))
+
+    def test_batched_equals_looped(self, rotation: Rotation) -> None:
+        d, A = spread_eigs(5, (2, 3)), random_symmetric(5, (2, 3))
+        for i in range(2):
+            for j in range(3):
+                assert_close(rotation(d, A)[i, j], rotation(d[i, j], A[i, j]))
+
+    def test_arguments_are_left_alone(self, rotation: Rotation) -> None:
+        d, A = spread_eigs(5), random_symmetric(5)
+        before = d.clone(), A.clone()
+        rotation(d, A)
+        assert d.equal(before[0])
+        assert A.equal(before[1])
+
+    @pytest.mark.parametrize("scale", [1e-200, 1e-30, 1e30, 1e200])
+    def test_units_do_not_matter(self, rotation: Rotation, scale: float) -> None:
+        """Scaling ``d`` and ``A`` leaves ``N`` unchanged."""
+        d, A = spread_eigs(5), random_symmetric(5)
+        assert_close(rotation(scale * d, scale * A), rotation(d, A), rtol=1e-12, atol=1e-12)
+
+    def test_turns_towards_the_curvature(self, rotation: Rotation) -> None:
+        """A small step lowers what is off the diagonal."""
+        d = spread_eigs(5)
+        A = d.diag() + 1e-3 * random_symmetric(5)
+        Q = cayley(rotation(d, A) if rotation is not normalized else normalized(d, A, rate=1e-4))
+        after = Q.T @ A @ Q
+        assert off(after).norm() < off(A).norm()
+
+
+def off(matrix: Tensor) -> Tensor:
+    return matrix - torch.diag(matrix.diag())
+
+
+class TestMoorePenrose:
+    def test_formula(self) -> None:
+        d, A = spread_eigs(4), random_symmetric(4)
+        N = moore_penrose(d, A)
+        for i in range(4):
+            for j in range(4):
+                want = 0.0 if i == j else -A[i, j] / (2 * (d[i] - d[j]))
+                assert_close(N[i, j], torch.as_tensor(want))
+
+    def test_gap_is_relative_to_the_larger_eigenvalue(self) -> None:
+        A = torch.ones(2, 2)
+        for scale in (1e-12, 1.0, 1e12):
+            d = scale * torch.tensor([1.0, 1.05])
+            assert moore_penrose(d, A, gap=0.1).eq(0).all()
+            assert moore_penrose(d, A, gap=0.04).abs().max() > 0
+
+    def test_equal_eigenvalues_never_turn(self) -> None:
+        for gap in (0.0, 1e-6):
+            assert moore_penrose(torch.ones(4), random_symmetric(4), gap=gap).eq(0).all()
+
+    def test_overflow_is_cut(self) -> None:
+        N = moore_penrose(torch.tensor([1e-200, 2e-200]), 1e200 * torch.ones(2, 2))
+        assert torch.isfinite(N).all()
+
+
+class TestNormalized:
+    @pytest.mark.parametrize("rate", [0.1, 0.5, 1.9])
+    def test_norm_is_half_the_rate(self, rate: float) -> None:
+        d, A = spread_eigs(5, (3,)), random_symmetric(5, (3,))
+        N = normalized(d, A, rate=rate, gap=1e-3)
+        assert_close(torch.linalg.matrix_norm(N), torch.full((3,), rate / 2))
+        direction = moore_penrose(d, A, gap=1e-3)
+        assert_close(N, rate / 2 * direction / torch.linalg.matrix_norm(direction, keepdim=True))
+
+
+class TestBounded:
+    def test_formula(self) -> None:
+        A = random_symmetric(4)
+        r = off(A).square().sum(1)
+        for is_pairwise in (False, True):
+            N = bounded(torch.ones(4), A, pairwise=is_pairwise)
+            for i in range(4):
+                for j in range(4):
+                    if i == j:
+                        continue
+                    delta = A[i, i] - A[j, j]
+                    e = A[i, j] ** 2 if is_pairwise else (r[i] + r[j]) / 2
+                    want = -A[i, j] * delta.sign() / (delta.abs() + (delta**2 + 4 * e).sqrt())
+                    assert_close(N[i, j], want)
+
+    def test_ties_turn_all_the_same(self) -> None:
+        """With equal diagonal entries the sign goes by position, and two axes turn as far as they ever do."""
+        A = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
+        for is_pairwise, want in ((False, 0.5), (True, 0.5)):
+            N = bounded(torch.ones(2), A, pairwise=is_pairwise)
+            assert_close(N.abs(), torch.tensor([[0.0, want], [want, 0.0]]))
+            assert N.equal(-N.T)
+
+    def test_pairwise_is_half_the_tangent_of_jacobis_angle(self) -> None:
+        """Jacobi's angle diagonalizes a pair of axes; ``Cayley(N)`` turns by it up to third order."""
+        A = torch.tensor([[2.0, 0.3], [0.3, 1.0]])
+        angle = 0.5 * math.atan2(2 * 0.3, 2.0 - 1.0)
+        turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+        assert abs((turn.T @ A @ turn)[0, 1]) < 1e-15
+        N = pairwise(torch.ones(2), A)
+        assert N[1, 0].item() == pytest.approx(math.tan(angle) / 2)
+        assert abs(2 * math.atan(N[1, 0].item()) - angle) < angle**3 / 3
+
+    def test_row_norms(self) -> None:
+        for n in (2, 5, 40):
+            for A in (random_symmetric(n, (20,)), random_spd(n, (20,)), torch.ones(20, n, n)):
+                N = bounded(torch.ones(20, n), A)
+                assert torch.linalg.vector_norm(N, dim=-1).max() <= 0.5**0.5 + 1e-12
+                assert pairwise(torch.ones(20, n), A).abs().max() <= 0.5 + 1e-12
+
+    def test_row_norms_where_squares_underflow(self) -> None:
+        A = torch.diag(torch.tensor([1.0, 1e-180, 1e-180])) + 1e-170 * (torch.ones(3, 3) - torch.eye(3))
+        for N in (bounded(torch.ones(3), A), pairwise(torch.ones(3), A)):
+            assert torch.linalg.vector_norm(N, dim=-1).max() <= 0.5**0.5 + 1e-12
+
+
+class TestLeavingATie:
+    """From ``S = I``, curvature with unit diagonal tells the eigenvalues nothing: only a rotation gets anywhere."""
+
+    def correlation(self, n: int = 8) -> Tensor:
+        H = random_spd(n)
+        scale = H.diagonal().rsqrt()
+        H = scale[:, None] * H * scale
+        return (H + H.T) / 2 - torch.diag(H.diagonal() - 1)
+
+    @pytest.mark.parametrize("is_pairwise", [False, True])
+    @pytest.mark.parametrize("rayleigh", [False, True])
+    def test_bounded_learns_the_matrix(self, is_pairwise: bool, rayleigh: bool) -> None:
+        H, S = self.correlation(), Full.identity(8)
+        first = update(S, Dense(H), lr=0.2, rotation=partial(bounded, pairwise=is_pairwise), rayleigh=rayleigh)
+        assert (first.basis - S.basis).norm() > 0.1
+        for _ in range(600):
+            S = update(S, Dense(H), lr=0.2, rotation=partial(bounded, pairwise=is_pairwise), rayleigh=rayleigh)
+        assert_close(S.dense(), H, rtol=1e-10, atol=1e-10)
+
+    @pytest.mark.parametrize("rotation", [moore_penrose, normalized])
+    def test_the_papers_rotations_are_stuck_for_ever(self, rotation: Rotation) -> None:
+        H, S = self.correlation(), Full.identity(8)
+        for _ in range(600):
+            S = update(S, Dense(H), lr=0.2, rotation=rotation)
+        assert_close(S.dense(), torch.eye(8))
+        assert (S.dense() - H).norm() > 0.5
