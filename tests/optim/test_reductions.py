@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -137,7 +138,8 @@ def read_matrix(state: dict[str, Tensor]) -> Kronecker:
 
 
 def limited_exp(eigs: Tensor, tangent: Tensor) -> Tensor:
-    return exp(eigs, torch.minimum(tangent, eigs))
+    """The exponential map up to a factor e, and from there on its tangent."""
+    return torch.where(tangent > eigs, math.e * tangent, exp(eigs, tangent))
 
 
 LAYOUT: dict[str, Any] = {"structure": "kronecker", "max_dim": 99, "max_ratio": None, "long_sides": "blocks"}

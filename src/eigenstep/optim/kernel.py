@@ -11,6 +11,7 @@ a constant changes nothing (a power of two, not even a bit), and no gradient is 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -254,20 +255,25 @@ def _learn_eigenvalues(samples: Tensor, past: Tensor, state: State, rule: Rule, 
         newest = _measure(square, axis, state) + _axis_damping(axis, axes, level, state)
         new = keep[:, None, None] * eigs + rate[:, None, None] * newest
         if rule.maps == "exact":
-            old = past[:, None, None] * eigs
-            new = exp(old, (new - old).minimum(old))  # at most e-fold: outliers of 1000 d are common, e^1000 is not
+            old = (past[:, None, None] * eigs).clamp_min(limits.tiny)
+            change = new - old
+            # Beyond a factor e along the tangent of the exponential: outliers of 1000 d are common, e^1000 is not.
+            new = torch.where(change > old, math.e * change, exp(old, change.minimum(old)))
         learned.append(new.clamp(limits.tiny, limits.max).log().flatten(1))
     change = torch.stack([logs.mean(-1) for logs in learned]).mean(0)
     for axis, logs in enumerate(learned):
         state[f"eigs_{axis}"].copy_(centered_exp(logs).view_as(state[f"eigs_{axis}"]))
         if f"memory_{axis}" in state:
-            state[f"memory_{axis}"].mul_((-logs.mean(-1)).exp()[:, None, None, None])
+            memory = state[f"memory_{axis}"].mul_((-logs.mean(-1)).exp()[:, None, None, None])
+            # Without gradients it may decay more slowly than its unit, for ever.
+            largest = torch.linalg.vector_norm(memory, torch.inf, dim=(1, 2, 3), keepdim=True)
+            memory.mul_(1 / (largest * FAINT).clamp_min(1.0))
     if "second_moment" in state:
         moment = state["second_moment"]
         shrink = (-change).exp()
         square.add_(_spread(level, square)).mul_(_spread(rate * shrink, square))
         moment.mul_(_spread(keep * shrink, square)).add_(square)
-    state["scale"].mul_((change / 2).exp()).clamp_(max=limits.max**0.9)
+    state["scale"].mul_((change / 2).exp()).clamp_(max=limits.max)
 
 
 def _rotations(samples: Tensor, past: Tensor, state: State, rule: Rule, rates: Rates) -> dict[int, Tensor]:

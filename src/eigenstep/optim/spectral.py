@@ -130,8 +130,8 @@ class Spectral(Optimizer):
                 such entries as if they were zero, which spares reading one flag back from the device.
         """
         defaults = {k: v for k, v in locals().items() if k not in ("self", "params", "compile", "__class__")}
-        defaults["betas"] = tuple(betas)
         check_group(defaults)
+        defaults["betas"] = tuple(betas)
         self._compile = compile
         self._prepare()
         super().__init__(cast(Any, params), {**defaults, "count": 0})
