@@ -99,6 +99,19 @@ def project(S: SPD, curvature: Curvature) -> tuple[Tensor, ...]:
     raise TypeError(f"curvature must be OuterProducts or Dense, got {type(curvature).__name__}")
 
 
+def project_identity(S: SPD) -> tuple[Tensor, ...]:
+    """Return ``w`` of each factor, shape ``(*batch,)``, with which ``W = w I`` for the curvature ``H = I``.
+
+    For Kronecker factors this is the paper's adaptive damping, ``Lambda / (alpha k)`` with ``lambda = 1``.
+
+    Args:
+        S: the matrix that learns.
+    """
+    inverses = [factor.eigs.reciprocal().mean(-1) for factor in factors_of(S)]
+    one = 1 / scale_of(S)
+    return tuple(math.prod(inverses[:at] + inverses[at + 1 :], start=one) for at in range(len(inverses)))
+
+
 def factors_of(S: SPD) -> tuple[Full | Diagonal, ...]:
     """Return the factors of a Kronecker product, or a matrix without factors as its own only factor."""
     if isinstance(S, Kronecker):

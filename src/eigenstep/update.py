@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_beside, check_finite, check_function, check_number, check_size
-from .curvature import Curvature, factors_of, project, scale_of
+from .curvature import Curvature, factors_of, project, project_identity, scale_of
 from .linalg import accumulation_dtype, diagonal, largest, saturate, symmetrize, transpose
 from .maps import cayley, exp, reorthonormalize, truncated_exp
 from .rotation import Rotation, bounded
@@ -71,8 +71,8 @@ def update(
     check_size(sweeps, "sweeps")
     _check_damping(damping, scale_of(S))
     factors: list[Full | Diagonal] = []
-    for at, (factor, w) in enumerate(zip(factors_of(S), projected, strict=True)):
-        level = saturate(damping / scale_of(S) * _mean_inverse(S, at))[..., None]
+    for factor, w, identity in zip(factors_of(S), projected, project_identity(S), strict=True):
+        level = saturate(damping * identity)[..., None]
         new = diagonal(w) if isinstance(factor, Full) else w
         target = (1 - lr * decay) * factor.eigs + lr * (new + level)
         if isinstance(factor, Full) and basis_lr > 0:
@@ -100,15 +100,6 @@ def _normalize(S: Kronecker, factors: list[Full | Diagonal]) -> Kronecker:
     scale = (S.scale.log() + sum(log_means) / len(factors)).exp()
     scale = scale.clamp(torch.finfo(scale.dtype).tiny, largest(scale.dtype))
     return Kronecker(scale, tuple(factor.with_unit_determinant() for factor in factors))
-
-
-def _mean_inverse(S: SPD, at: int) -> Tensor:
-    """Return the product over all other factors of ``mean(1/d)``, as the paper's adaptive damping asks for."""
-    product = torch.ones_like(scale_of(S))
-    for index, factor in enumerate(factors_of(S)):
-        if index != at:
-            product = product * factor.eigs.reciprocal().mean(-1)
-    return product
 
 
 def _check_options(
