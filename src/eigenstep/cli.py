@@ -33,7 +33,10 @@ class Command:
 # To add a command, write its module and add one line here. Benchmarks have their own table in experiments.bench.
 COMMANDS: Mapping[str, Command] = {
     "demo": Command("eigenstep.experiments.demo", "see the library's main job at work, in seconds"),
+    "train": Command("eigenstep.experiments.train", "train a transformer, with exact checkpoints"),
+    "tune": Command("eigenstep.experiments.tune", "search hyperparameters at random, as the paper does"),
     "doctor": Command("eigenstep.experiments.doctor", "what this machine can do: torch, bf16, peers, data"),
+    "reproduce": Command("eigenstep.experiments.reproduce", "make the figures of the paper, with verdicts"),
     "data": Command("eigenstep.experiments.data_command", "list, fetch and check the datasets", computes=False),
     "bench": Command("eigenstep.experiments.bench", "measure eigenstep against other methods", computes=False),
 }

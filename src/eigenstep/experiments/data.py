@@ -186,14 +186,10 @@ def _read_cifar(folder: Path) -> Images:
 def _read_image_folder(folder: Path, size: int) -> Images:
     if size < 1:
         raise UserError(f"size must be at least 1 pixel, got {size}")
-    parts = {part: files.list_image_folder(folder / part) for part in ("train", "val")}
-    classes = parts["train"][2]
-    if parts["val"][2] != classes:
-        odd = sorted(set(classes) ^ set(parts["val"][2]))
-        raise UserError(f"{folder}/train and {folder}/val must have the same classes; only one has {', '.join(odd)}")
+    parts, classes = files.list_picture_parts(folder)
 
     def labeled(part: str) -> Labeled:
-        paths, labels, _ = parts[part]
+        paths, labels = parts[part]
         return np.stack([files.read_picture(path, size) for path in track(paths, f"Reading {folder / part}")]), labels
 
     paths = [path for part in parts.values() for path in part[0]]

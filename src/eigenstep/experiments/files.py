@@ -94,3 +94,13 @@ def list_image_folder(folder: Path) -> tuple[list[Path], Labels, tuple[str, ...]
     if not paths:
         raise UserError(f"{folder} should be a folder with one subfolder of pictures per class")
     return paths, np.array(labels, dtype=np.int64), classes
+
+
+def list_picture_parts(folder: Path) -> tuple[dict[str, tuple[list[Path], Labels]], tuple[str, ...]]:
+    """List the pictures in `folder/train/<class>/` and `folder/val/<class>/` with their classes, and all classes."""
+    listed = {part: list_image_folder(folder / part) for part in ("train", "val")}
+    classes = listed["train"][2]
+    if listed["val"][2] != classes:
+        odd = sorted(set(classes) ^ set(listed["val"][2]))
+        raise UserError(f"{folder}/train and {folder}/val must have the same classes; only one has {', '.join(odd)}")
+    return {part: (paths, labels) for part, (paths, labels, _) in listed.items()}, classes

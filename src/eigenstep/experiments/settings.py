@@ -1,0 +1,215 @@
+"""Everything that decides a training run, as one record that comes from a TOML file, the command line, or both."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .console import UserError
+from .registry import OPTIMIZERS
+
+CONFIGS = Path(__file__).with_name("configs")
+"""Folder of the configurations that come with the package."""
+
+MODELS = ("auto", "vit", "hiera", "gpt", "plainvit", "hieravit")
+PRECISIONS = ("fp32", "bf16", "mixed")
+
+
+def _setting(default: Any, help: str, **more: Any) -> Any:
+    """Declare a setting: `choices` it must be one of, and `result=False` if the trained weights do not depend on it."""
+    return field(default_factory=lambda: default, metadata={"default": default, "help": help, **more})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One training run. The help texts say what each setting means; `--name-of-setting` sets it."""
+
+    data: str = _setting(
+        "digits", "name of a dataset, folder of pictures (train/<class>/*, val/<class>/*) or text file"
+    )
+    size: int = _setting(224, "pictures from a folder are scaled to this many pixels square")
+    length: int = _setting(64, "characters in a passage of text")
+    crop: float = _setting(
+        1.0, "train on random parts of pictures of at least this fraction of the area; 1: whole ones"
+    )
+    flip: bool = _setting(False, "train on mirror images, too")
+    mixup: float = _setting(0.0, "MixUp: parameter of the Beta distribution of shares; 0 turns it off")
+    cutmix: float = _setting(0.0, "CutMix: the same; with both on, a coin decides for each batch")
+    label_smoothing: float = _setting(0.0, "share of the probability that is spread over all classes")
+
+    model: str = _setting("auto", "network; auto: gpt for text, vit for pictures", choices=MODELS)
+    model_option: dict[str, Any] = _setting({}, "an option of the network, such as depth=6")  # noqa: RUF009
+    precision: str = _setting(
+        "fp32", "weights in fp32 or bf16; mixed: fp32 weights, bf16 arithmetic (autocast)", choices=PRECISIONS
+    )
+
+    optimizer: str = _setting("spectral", "optimizer", choices=tuple(OPTIMIZERS))
+    lr: float = _setting(3e-3, "highest learning rate")
+    weight_decay: float = _setting(0.1, "decoupled weight decay")
+    interval: int = _setting(2, "steps between two updates of the preconditioner")
+    option: dict[str, Any] = _setting({}, "an option of the optimizer, such as root=4")  # noqa: RUF009
+
+    train_for: str = _setting("20 epochs", "how long: '20 epochs' or '1000 steps'")
+    warmup: str = _setting("1 epoch", "the learning rate rises this long, then falls as a cosine")
+    floor: float = _setting(0.0, "the learning rate ends at this fraction of the highest")
+    batch: int = _setting(32, "examples per step")
+    accumulate: int = _setting(1, "parts that a batch is cut into, one after the other, to save memory")
+    seed: int = _setting(0, "decides first weights, order of data and all other chance")
+
+    evaluate_every: str = _setting("1 epoch", "how often the held-out data is tried")
+    test_batches: int = _setting(0, "try only so many batches of it; 0: all")
+    log_every: str = _setting("10 steps", "how often a line goes to the log")
+    checkpoint_every: str = _setting("1 epoch", "how often a checkpoint is written", result=False)
+    directory: str = _setting("", "where the run is kept (default: runs/train/...)", result=False)
+    device: str = _setting("auto", "cpu, cuda, cuda:1, mps; auto: a GPU if there is one", result=False)
+    threads: int = _setting(0, "threads for torch; 0: as many as it likes", result=False)
+    workers: int = _setting(0, "processes that read pictures from a folder; 0: none but the main one", result=False)
+
+    def __post_init__(self) -> None:
+        """Check every setting on its own."""
+        for setting in dataclasses.fields(self):
+            _check(setting, getattr(self, setting.name))
+        for name in ("size", "length", "interval", "batch", "accumulate"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("mixup", "cutmix", "lr", "weight_decay", "test_batches", "threads", "workers", "seed"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name, top in (("label_smoothing", 0.999), ("floor", 1.0), ("crop", 1.0)):
+            if not 0 <= getattr(self, name) <= top:
+                raise UserError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        if self.crop == 0:
+            raise UserError("crop must be greater than 0: it is the smallest area of a part of a picture")
+        if self.batch % self.accumulate:
+            raise UserError(f"accumulate must divide batch, got batch {self.batch} in {self.accumulate} parts")
+        for name in ("train_for", "warmup", "evaluate_every", "log_every", "checkpoint_every"):
+            count_steps(getattr(self, name), 1, name)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide the trained weights and the log, in a form that JSON keeps as it is."""
+        chosen = {s.name: getattr(self, s.name) for s in dataclasses.fields(self) if s.metadata.get("result", True)}
+        plain: dict[str, Any] = json.loads(json.dumps(chosen))
+        return plain
+
+    def digest(self) -> str:
+        """Return eight characters that differ for runs with different results."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
+
+    def place(self, root: str) -> Path:
+        """Return the folder of the run: `directory`, or one under `root` that is different for every run."""
+        name = f"{Path(self.data).stem}-{self.model}-{self.optimizer}-{self.digest()}"
+        return Path(self.directory) if self.directory else Path(root) / name
+
+    def as_toml(self) -> str:
+        """Write the settings that differ from their defaults as a configuration file."""
+        given = {s.name: getattr(self, s.name) for s in dataclasses.fields(self)}
+        given = {name: value for name, value in given.items() if value != getattr(Settings(), name)}
+        tables = {name: given.pop(name) for name in ("option", "model_option") if name in given}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in given.items()]
+        for name, table in tables.items():
+            lines += [f"\n[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+        return "\n".join(lines) + "\n"
+
+
+def _check(setting: dataclasses.Field[Any], value: Any) -> None:
+    kind = type(setting.metadata["default"])
+    if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool) != (kind is bool):
+        raise UserError(f"{setting.name} must be of type {kind.__name__}, got {value!r}")
+    if kind is float and not math.isfinite(value):
+        raise UserError(f"{setting.name} must be finite, got {value}")
+    choices = setting.metadata.get("choices")
+    if choices and value not in choices:
+        raise UserError(f"{setting.name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def count_steps(duration: str, per_epoch: int, name: str) -> int:
+    """Turn a duration such as "20 epochs", "1000 steps" or "1000" into a number of steps.
+
+    Args:
+        duration: What was asked for.
+        per_epoch: Steps in an epoch.
+        name: Name of the setting, for errors.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(epochs?|steps?|)\s*", duration)
+    if match is None:
+        raise UserError(f"{name} must be a duration such as '20 epochs' or '1000 steps', got {duration!r}")
+    number, unit = float(match[1]), match[2]
+    return round(number * per_epoch) if unit.startswith("epoch") else round(number)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--config`, and one option for each setting."""
+    shipped = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.toml")))
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"take settings from a TOML file, or from one that comes with us: {shipped}"
+    )
+    for setting in dataclasses.fields(Settings):
+        default, choices = setting.metadata["default"], setting.metadata.get("choices")
+        flag = "--" + setting.name.replace("_", "-")
+        # Without defaults here, what was given can be told from what was not.
+        common: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS, "help": setting.metadata["help"]}
+        if isinstance(default, dict):
+            parser.add_argument(flag, action="append", metavar="NAME=VALUE", type=_pair, **common)
+        elif isinstance(default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+        else:
+            shown = "" if default == "" else f" (default: {default})"
+            common["help"] += (f": {', '.join(choices)}" if choices else "") + shown
+            parser.add_argument(flag, type=type(default), metavar=setting.name.split("_")[0].upper(), **common)
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    constants = {"true": True, "false": False, "none": None}
+    try:
+        return name, constants[value.lower()] if value.lower() in constants else ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def from_arguments(args: argparse.Namespace) -> Settings:
+    """Join the configuration file and the command line, which wins."""
+    settings = read_config(args.config) if args.config else {}
+    names = {setting.name for setting in dataclasses.fields(Settings)}
+    given = {name: value for name, value in vars(args).items() if name in names}
+    for chosen, options in (("optimizer", "option"), ("model", "model_option")):
+        if given.get(chosen, settings.get(chosen)) != settings.get(chosen):
+            settings.pop(options, None)  # they were meant for another one
+        given[options] = {**settings.get(options, {}), **dict(given.get(options, []))}
+    return Settings(**{**settings, **given})
+
+
+def read_config(source: str) -> dict[str, Any]:
+    """Read a TOML file with settings: a path, or the name of a file that comes with the package."""
+    if sys.version_info < (3, 11):
+        raise UserError("--config needs Python 3.11 or newer, whose library reads TOML; use command-line options")
+    import tomllib
+
+    path = Path(source)
+    if not path.is_file():
+        path = CONFIGS / f"{source}.toml"
+    try:
+        settings: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        shipped = ", ".join(sorted(known.stem for known in CONFIGS.glob("*.toml")))
+        raise UserError(f"no configuration {source!r}: expected a TOML file or one of {shipped}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as TOML: {error}") from error
+    unknown = sorted(set(settings) - {setting.name for setting in dataclasses.fields(Settings)})
+    if unknown:
+        raise UserError(
+            f"{path} has unknown settings {', '.join(unknown)}; `eigenstep train --help` lists the known ones"
+        )
+    return dict(settings)
