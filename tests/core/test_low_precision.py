@@ -1,0 +1,64 @@
+"""Half-precision bases over a long time: rounding must not add up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eigenstep.maps import orthogonality_defect, truncated_cayley, truncated_exp
+from eigenstep.sources import gradient_outer_product
+from eigenstep.spd import Full, Kronecker
+from eigenstep.update import update
+
+
+def stream(n: int, count: int) -> torch.Tensor:
+    """Return a random stream of float32 gradients, some directions a hundred times larger than others."""
+    return torch.randn(count, n, dtype=torch.float32) * torch.logspace(-1, 1, n, dtype=torch.float32)
+
+
+@pytest.mark.slow
+def test_ten_thousand_bf16_updates_stay_orthogonal() -> None:
+    """With default settings, ``||B^T B - I||_F / sqrt(n)`` of a 128 by 128 basis stays below 1e-2."""
+    S = Full.identity(128, dtype=torch.float32).to(torch.bfloat16)
+    for step, g in enumerate(stream(128, 10_000), start=1):
+        S = update(S, gradient_outer_product(g), lr=0.05)
+        if step % 500 == 0:
+            assert orthogonality_defect(S.basis) <= 1e-2
+    assert S.basis.dtype == torch.bfloat16
+    assert S.eigs.dtype == torch.float32
+    # It has learned something, too: fresh gradients are more likely under S than under the best multiple of I.
+    fresh = stream(128, 1000)
+    learned = (fresh * S.solve(fresh)).sum(-1).mean() + S.logdet()
+    isotropic = 128 + 128 * fresh.square().mean().log()
+    assert learned < isotropic
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_truncated_maps_stay_orthogonal_as_well(dtype: torch.dtype) -> None:
+    S = Kronecker.identity([24, 16], dtype=torch.float32).to(dtype)
+    for _ in range(1000):
+        G = stream(16, 24)
+        S = update(
+            S, gradient_outer_product(G), lr=0.05, damping=1e-6, orthogonal=truncated_cayley, positive=truncated_exp
+        )
+    for factor in S.factors:
+        assert isinstance(factor, Full)
+        assert orthogonality_defect(factor.basis) <= 1e-2
+
+
+def test_float32_stays_orthogonal_to_rounding() -> None:
+    S = Full.identity(32, dtype=torch.float32)
+    for g in stream(32, 2000):
+        S = update(S, gradient_outer_product(g), lr=0.05)
+    assert orthogonality_defect(S.basis) <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_learns_what_float32_learns(dtype: torch.dtype) -> None:
+    """On the same stream, the matrices agree to a few times the rounding of the basis."""
+    single = Full.identity(16, dtype=torch.float32)
+    half = single.to(dtype)
+    for g in stream(16, 400):
+        single, half = (update(S, gradient_outer_product(g), lr=0.02) for S in (single, half))
+    gap = (single.dense() - half.dense()).norm() / single.dense().norm()
+    assert gap <= 4 * torch.finfo(dtype).eps
