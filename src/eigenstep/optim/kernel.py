@@ -132,8 +132,10 @@ def step(gradient: Tensor, curvature: Tensor | None, state: State, rule: Rule, r
 
     samples = rotated[..., None] if curvature is None else _rotate(curvature.to(wide), state)
     samples, past = _whiten(samples, state, rule, rates)
+    del rotated  # memory is short while bases turn
     turns = _rotations(samples, past, state, rule, rates) if turn else {}
     _learn_eigenvalues(samples, past, state, rule, rates)
+    del samples
     if rule.turn_first:
         for axis, q in turns.items():
             direction = _turn(direction, q, axis)
@@ -362,9 +364,9 @@ def _precondition(direction: Tensor, state: State, rule: Rule) -> Tensor:
         for axis in range(1, axes):
             spectrum = spectrum / _inverse(state, axis, axes + 2)
     spectrum = spectrum.clamp_min(torch.finfo(spectrum.dtype).tiny)
-    root = spectrum.sqrt() if rule.root == 2 else spectrum.pow(1 / rule.root)
+    root = spectrum.sqrt_() if rule.root == 2 else spectrum.pow_(1 / rule.root)
     scale = _spread(state["scale"], root)
-    direction = direction / (root * torch.where(scale > 0, scale, torch.inf))
+    direction = direction / root.mul_(torch.where(scale > 0, scale, torch.inf))
     # Of alpha^(1/p) = scale^(2/p) the rest: in one factor, it could leave the range of the number format.
     return direction if rule.root == 2 else direction / torch.where(scale > 0, scale, 1.0).pow(2 / rule.root - 1)
 

@@ -138,7 +138,7 @@ class Spectral(Optimizer):
 
     def _prepare(self) -> None:
         """Set up what copies and checkpoints leave out."""
-        self._kernel = torch.compile(kernel.step) if self._compile else kernel.step
+        self._kernel = _compiled_kernel() if self._compile else kernel.step
         self._stacks: dict[tuple[object, ...], Stack] = {}
 
     @classmethod
@@ -329,6 +329,17 @@ class Spectral(Optimizer):
             for param in group["params"]
             if any(name.startswith("basis") for name in self.state.get(param, {}))
         }
+
+
+def _compiled_kernel() -> Callable[..., Tensor]:
+    compiled = torch.compile(kernel.step, fullgraph=True, dynamic=False)
+
+    def step(*arguments: Any) -> Tensor:
+        # One program for each kind of stack, turning or not: more than the few that torch allows for one function.
+        with torch._dynamo.config.patch(recompile_limit=256):
+            return compiled(*arguments)
+
+    return step
 
 
 def _rule(group: dict[str, Any]) -> kernel.Rule:
