@@ -70,19 +70,22 @@ def summarize(
 
 
 def matmul_flops(layout: Layout, group: Mapping[str, Any], interval: int) -> float:
-    """Return the matrix-product operations of one step with the default maps, averaged over the interval."""
+    """Return the matrix-product operations of one step, averaged over the interval."""
     entries = layout.pieces * layout.blocks * math.prod(layout.sizes)
-    total = 0.0
+    momentum = group["betas"][0] > 0
+    # Every step: rotate the gradient and rotate back, and measure diag(W) of each axis.
+    rotations = 3 if momentum and group["grafting"] == "adam" else 2
+    total = 2.0 * entries * len(layout.sizes) if len(layout.sizes) > 1 else 0.0
     for axis, (n, full) in enumerate(zip(layout.sizes, layout.full, strict=True)):
         if not full:
             continue
-        bases = layout.pieces * (layout.blocks if axis == 0 else 1)
         product = 2 * entries * n  # the gradient, or anything of its size, times a basis
-        cube = 2 * bases * n**3
-        mend = 2 / group["reorthonormalize"] if group["reorthonormalize"] else 0
-        maps = {"quadratic": 1, "truncated": 4, "exact": 8 / 3}[group["maps"]]
-        turn = 2 * product + (maps + 1 + mend + (2 if group["residual"] else 0)) * cube
-        total += 2 * product + turn / interval
+        cube = 2 * layout.pieces * (layout.blocks if axis == 0 else 1) * n**3
+        # When bases turn: W, and turning momentum and direction; then the map, B Q, mending B, and the residual.
+        large = 1 + momentum + group["turn_first"]
+        maps = {"quadratic": 1, "truncated": 4, "exact": 4 / 3}[group["maps"]]
+        small = maps + 1 + (2 if group["reorthonormalize"] else 0) + (2 if group["residual"] else 0)
+        total += rotations * product + (large * product + small * cube) / interval
     return total
 
 
