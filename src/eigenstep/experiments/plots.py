@@ -24,6 +24,11 @@ def figure(columns: int = 1, rows: int = 1, width: float = 5.5, height: float = 
     return drawn, axes
 
 
+def shade(position: float) -> Any:
+    """Return the color of a place between 0, the first, and 1, the last."""
+    return require("matplotlib", "plots").colormaps["viridis"](0.9 * position)
+
+
 def save(drawn: Any, path: str | Path) -> Path:
     """Write a figure as PNG, SVG or PDF, by its name's ending, and tell where."""
     target = Path(path)
