@@ -16,6 +16,9 @@ from ...cli import Command, add_commands
 from ..console import write_json
 
 BENCHMARKS: Mapping[str, Command] = {
+    "curvature": Command(
+        "eigenstep.experiments.bench.curvature", "how well learned curvature predicts the next gradient"
+    ),
     "step": Command("eigenstep.experiments.bench.step", "CPU time, matrix work and memory of an optimizer step"),
     "precision": Command("eigenstep.experiments.bench.precision", "float32 against bfloat16, and the drift of bases"),
     "training": Command("eigenstep.experiments.bench.training", "held-out loss of small transformers, by optimizer"),
