@@ -55,9 +55,11 @@ def build_optimizer(settings: Settings, model: nn.Module) -> Optimizer:
 
 
 def _translate(name: str, value: Any) -> Any:
-    """Translate what TOML and the command line cannot say: no value, and the number formats of Spectral's state."""
+    """Translate what TOML cannot say: no value, tuples, and the number formats of Spectral's state."""
     if value == "none":
         return None
+    if name == "betas":
+        return tuple(value)
     if name in ("basis_dtype", "state_dtype"):
         return {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}.get(value, value)
     return value

@@ -93,7 +93,7 @@ class Settings:
         if self.batch % self.accumulate:
             raise UserError(f"accumulate must divide batch, got batch {self.batch} in {self.accumulate} parts")
         for name in ("train_for", "warmup", "evaluate_every", "log_every", "checkpoint_every"):
-            count_steps(getattr(self, name), 1, name)
+            count_steps(getattr(self, name), 10**9, name)  # the steps in an epoch are not known yet
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the trained weights and the log, in a form that JSON keeps as it is."""
@@ -143,8 +143,10 @@ def count_steps(duration: str, per_epoch: int, name: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(epochs?|steps?|)\s*", duration)
     if match is None:
         raise UserError(f"{name} must be a duration such as '20 epochs' or '1000 steps', got {duration!r}")
-    number, unit = float(match[1]), match[2]
-    return round(number * per_epoch) if unit.startswith("epoch") else round(number)
+    steps = round(float(match[1]) * (per_epoch if match[2].startswith("epoch") else 1))
+    if steps < 1 and name != "warmup":
+        raise UserError(f"{name} must be at least one step, got {duration!r} with {per_epoch} steps in an epoch")
+    return steps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -209,7 +211,9 @@ def read_config(source: str) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read as TOML: {error}") from error
     unknown = sorted(set(settings) - {setting.name for setting in dataclasses.fields(Settings)})
     if unknown:
-        raise UserError(
-            f"{path} has unknown settings {', '.join(unknown)}; `eigenstep train --help` lists the known ones"
-        )
+        raise UserError(f"{path} has unknown settings {', '.join(unknown)}; see `eigenstep train --help`")
+    try:
+        Settings(**settings)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     return dict(settings)
