@@ -3,6 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
+from eigenstep import cli
 from eigenstep.experiments.feeds import PHOTO_MEAN, PHOTO_STD, Passages, PictureFolder, PicturesInMemory, open_feed
 from eigenstep.experiments.settings import Settings
 
@@ -129,3 +130,13 @@ def test_a_folder_is_found_in_the_place_for_data(pictures, monkeypatch, tmp_path
 def test_impossible_data_is_explained(options, message, pictures, poem):
     with pytest.raises(ValueError, match=message):
         open_feed(Settings(**options))
+
+
+def test_a_folder_can_be_checked_before_a_long_run(pictures, capsys):
+    assert cli.main(["data", "check", str(pictures)]) == 0
+    assert capsys.readouterr().out.endswith(f"{pictures}: 16 + 6 pictures in 2 classes\n")
+    damaged = pictures / "val" / "dark" / "1.jpeg"
+    damaged.write_bytes(damaged.read_bytes()[:300])
+    assert cli.main(["data", "check", str(pictures)]) == 2
+    assert "1.jpeg is damaged or incomplete" in capsys.readouterr().err
+    assert cli.main(["data", "fetch", str(pictures)]) == 2

@@ -1,9 +1,13 @@
 import argparse
 import dataclasses
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 
 from eigenstep.experiments import settings as module
+from eigenstep.experiments import train, tune
 from eigenstep.experiments.building import NETWORKS
 from eigenstep.experiments.settings import CONFIGS, MODELS, Settings, count_steps
 
@@ -126,3 +130,23 @@ def test_mistakes_in_a_file_are_explained(text, message, tmp_path):
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(ValueError, match=message):
         parse("--config", str(tmp_path / "bad.toml"))
+
+
+def documented():
+    """Every command line for `train` and `tune` in the documentation, the help texts and the shipped configurations."""
+    root = Path(__file__).parents[2]
+    texts = [(root / "docs" / "training.md").read_text(), train.__doc__, tune.__doc__]
+    texts += [path.read_text() for path in CONFIGS.glob("*.toml")]
+    lines = [line.strip("# ") for text in texts for line in text.splitlines()]
+    commands = [line for line in lines if re.match(r"eigenstep (train|tune)( --|$|\s{3})", line)]
+    return [re.split(r"\s{3,}", command)[0] for command in commands]  # what follows is a comment
+
+
+def test_documented_commands_are_understood():
+    commands = documented()
+    assert len(commands) > 15
+    for command in commands:
+        name, *words = shlex.split(command)[1:]
+        parser = argparse.ArgumentParser()
+        {"train": train, "tune": tune}[name].add_arguments(parser)
+        module.from_arguments(parser.parse_args(words))

@@ -73,7 +73,7 @@ def open_feed(settings: Settings) -> Feed:
     if source not in DATASETS and path is None:
         raise UserError(
             f"no data {source!r}: expected one of {', '.join(DATASETS)}, a folder with train/<class>/* and "
-            f"val/<class>/* (here or in {data_root()}), or a text file"
+            f"val/<class>/* (here or in {data_root()}), or a text file. `eigenstep data` lists and fetches datasets"
         )
     return Passages(load_text(source if source in DATASETS else str(path)), settings)
 
@@ -176,6 +176,7 @@ class PictureFolder(_Pictures):
             collate_fn=_collate,
             worker_init_fn=_leave_interrupts_to_the_main_process,
             generator=torch.Generator(),  # not the global one
+            pin_memory=torch.cuda.is_available(),
         )
         for loaded in loader:
             if isinstance(loaded, UserError):
