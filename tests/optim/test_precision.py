@@ -1,0 +1,138 @@
+"""Half precision: bases stay orthogonal, small steps are not lost, and training is as good as in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from eigenstep import Spectral
+from eigenstep.maps import orthogonality_defect
+from eigenstep.optim import kernel
+from eigenstep.optim.rounding import add_stochastically
+
+
+def defects(optimizer: Spectral) -> Tensor:
+    """Return the largest defect of each parameter's bases."""
+    return torch.stack(
+        [orthogonality_defect(t).amax() for state in optimizer.state.values() for n, t in state.items() if "basis" in n]
+    )
+
+
+class TestBases:
+    @pytest.mark.slow
+    def test_defect_over_10_000_steps(self) -> None:
+        """Straight on the kernel, half of it with new eigenvectors all the time, so that the bases keep turning."""
+        rule, shape = kernel.Rule(), (2, 1, 16, 12)
+        options = {"dtype": torch.float32, "basis_dtype": torch.bfloat16, "device": torch.device("cpu")}
+        state = kernel.initial_state(shape, (True, True), rule, momentum=True, residual=False, **options)
+        rates = kernel.Rates(*map(torch.tensor, (0.9, 0.95, 0.1, 1e-10)))
+        roots = torch.randn(2, 1, 16, 16)
+        for step in range(10_000):
+            if step % 100 == 0:
+                roots[1] = torch.randn(16, 16)
+            kernel.step(roots @ torch.randn(shape), None, state, rule, rates, turn=True)
+            if step % 100 == 99:
+                for axis in (0, 1):
+                    assert (orthogonality_defect(state[f"basis_{axis}"]) <= 1e-2).all(), f"after {step + 1} steps"
+
+    @pytest.mark.parametrize(
+        ("options", "most"),
+        [
+            ({}, 1e-2),
+            ({"basis_dtype": torch.bfloat16, "residual": True}, 1e-2),
+            ({"basis_dtype": torch.bfloat16, "maps": "truncated"}, 1e-2),
+            ({"maps": "exact"}, 1e-6),
+            ({"maps": "truncated"}, 1e-4),
+        ],
+        ids=str,
+    )
+    def test_defect_over_300_steps(self, options: dict[str, Any], most: float) -> None:
+        w = nn.Parameter(torch.randn(16, 12))
+        optimizer = Spectral([w], interval=1, **options)
+        for _ in range(300):
+            w.grad = torch.randn(16, 12)
+            optimizer.step()
+        assert (defects(optimizer) <= most).all()
+
+    def test_without_mending_bases_drift(self) -> None:
+        """So that the test above means something."""
+        w = nn.Parameter(torch.randn(16, 12).bfloat16())
+        optimizer = Spectral([w], interval=1, basis_dtype=torch.bfloat16, reorthonormalize=0)
+        for _ in range(300):
+            w.grad = torch.randn(16, 12).bfloat16()
+            optimizer.step()
+        assert (defects(optimizer) > 2e-2).all()
+
+
+class TestStochasticRounding:
+    def test_is_unbiased_and_picks_a_neighbor(self) -> None:
+        """2**20 draws: the standard error of the mean is a thousandth of the spacing of numbers."""
+        for start, addend in [(1.0, 0.3 / 128), (-1.0, 0.3 / 128), (3.0, -1e-3), (100.0, 0.1), (1e-3, 1e-7)]:
+            w = torch.full((1 << 20,), start, dtype=torch.bfloat16)
+            base = w[0].double().item()
+            add_stochastically(w, torch.full((1 << 20,), addend))
+            low, high = w.double().amin().item(), w.double().amax().item()
+            exact = base + addend
+            assert low <= exact <= high
+            assert torch.unique(w).numel() == 2
+            assert abs(w.double().mean().item() - exact) < 5e-3 * (high - low)
+
+    def test_exact_sums_are_kept(self) -> None:
+        w = torch.tensor([0.0, 1.0, -2.0], dtype=torch.bfloat16)
+        add_stochastically(w, torch.tensor([0.5, 1.0, 1.0]))
+        assert torch.equal(w, torch.tensor([0.5, 2.0, -1.0], dtype=torch.bfloat16))
+
+    def test_other_number_formats_of_the_addend(self) -> None:
+        w = torch.ones(4, dtype=torch.bfloat16)
+        add_stochastically(w, torch.ones(4, dtype=torch.float64))
+        assert torch.equal(w, torch.full((4,), 2.0, dtype=torch.bfloat16))
+
+    def test_small_steps_are_not_lost(self) -> None:
+        """A step of a thousandth of a weight is below bfloat16's spacing: rounded to nearest, it never happens."""
+        moved = {}
+        for stochastic in (False, True):
+            w = nn.Parameter(torch.full((4096,), 4.0, dtype=torch.bfloat16))
+            optimizer = Spectral([w], lr=4e-3, weight_decay=0.0, stochastic_rounding=stochastic)
+            for _ in range(50):
+                w.grad = torch.ones_like(w)
+                optimizer.step()
+            moved[stochastic] = 4.0 - w.detach().double().mean().item()
+        assert moved[False] == 0.0
+        assert moved[True] == pytest.approx(50 * 4e-3, rel=0.05)
+
+    def test_weight_decay_is_not_lost_either(self) -> None:
+        w = nn.Parameter(torch.full((4096,), 4.0, dtype=torch.bfloat16))
+        optimizer = Spectral([w], lr=1e-3, weight_decay=1.0, stochastic_rounding=True)
+        for _ in range(50):
+            w.grad = torch.zeros_like(w)
+            optimizer.step()
+        assert w.detach().double().mean().item() == pytest.approx(4.0 * 0.999**50, rel=1e-3)
+
+
+class TestTraining:
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"basis_dtype": torch.bfloat16}, {"state_dtype": torch.bfloat16}],
+        ids=["weights", "and basis", "and state"],
+    )
+    def test_bfloat16_trains_like_float32(self, options: dict[str, Any]) -> None:
+        def loss_after(dtype: torch.dtype, **settings: Any) -> float:
+            torch.manual_seed(1)
+            mixing = torch.randn(12, 12) / 12**0.5
+            x = torch.randn(256, 12) @ mixing
+            y = torch.tanh(x @ torch.randn(12, 8) / 3)
+            w = nn.Parameter((0.1 * torch.randn(12, 8)).to(dtype))
+            optimizer = Spectral([w], lr=0.02, weight_decay=0.0, **settings)
+            for step in range(200):
+                optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / 200)
+                optimizer.zero_grad()
+                loss = (torch.tanh(x @ w.float()) - y).square().mean() + 0.1
+                loss.backward()
+                optimizer.step()
+            return loss.item()
+
+        half = loss_after(torch.bfloat16, stochastic_rounding=True, **options)
+        assert half <= 1.01 * loss_after(torch.float32)
