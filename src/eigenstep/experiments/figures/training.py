@@ -1,0 +1,151 @@
+"""What the two training figures share: every scheme trains the same small networks from the same weights."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+
+from ..console import progress
+from ..data import find
+from ..registry import build
+from ..results import Curve, Panel
+from ..tasks import TASKS, Batch, Record, Task, train
+
+WEIGHT_DECAY = 0.1
+TEST_BATCHES = 64
+TUNING_SEED = 1_000_000
+"""Added to the seed of the runs that choose learning rates, so that no seed is used for both."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A way to train.
+
+    Attributes:
+        optimizer: Name in the registry.
+        options: Passed on to its constructor.
+        dtype: Number format of the weights.
+    """
+
+    optimizer: str
+    options: Mapping[str, Any]
+    dtype: torch.dtype = torch.float32
+
+
+class RoundedWeights(nn.Module):
+    """A network whose weights and gradients are kept in half precision, while its products are computed in float32.
+
+    Accelerators accumulate half-precision products in float32, too. Many CPUs can do no half-precision products, or
+    only very slowly; this way they get the same rounding of all that an optimizer sees.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Wrap a network; cast it afterwards, as any other module."""
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Apply the network."""
+        weights = {name: weight.float() for name, weight in self.model.named_parameters()}
+        outputs: Tensor = functional_call(self.model, weights, (inputs.float(),))
+        return outputs
+
+
+def load_task(name: str, device: torch.device) -> Task:
+    """Return a task on a device; digits, which need no download, take the place of a dataset that is not here."""
+    task = TASKS[name if find(name) else "digits"]()
+
+    def batch(generator: Generator, train: bool) -> Batch:
+        inputs, targets = task.batch(generator, train)
+        return inputs.to(device), targets.to(device)
+
+    return replace(
+        task, model=lambda seed: RoundedWeights(task.model(seed)).to(device), batch=batch, test_batches=TEST_BATCHES
+    )
+
+
+def train_all(
+    task: Task, schemes: Mapping[str, Scheme], lrs: Mapping[str, Sequence[float]], *, steps: int, seeds: range
+) -> tuple[dict[str, float], dict[str, list[Record]]]:
+    """Choose each scheme's learning rate with one seed, then train with the others.
+
+    Args:
+        task: What to train.
+        schemes: The schemes by name.
+        lrs: Learning rates that each scheme may choose from; a single one is taken as it is.
+        steps: Length of every run.
+        seeds: Seeds of the runs that count.
+
+    Returns:
+        The chosen learning rates, and one record for each seed.
+    """
+    chosen: dict[str, float] = {}
+    records: dict[str, list[Record]] = {}
+    with progress() as bar:
+        for name, scheme in schemes.items():
+            choice = lrs[name] if len(lrs[name]) > 1 else ()
+            line = bar.add_task(f"{task.name}: {name}", total=steps * (len(choice) + len(seeds)))
+
+            def one(lr: float, seed: int, scheme: Scheme = scheme, line: Any = line) -> Record:
+                return _train(task, scheme, lr, steps, seed, lambda *_: bar.advance(line))
+
+            tuned = {lr: _finite(one(lr, TUNING_SEED + seeds.start).test_loss) for lr in choice}
+            chosen[name] = min(tuned, key=tuned.__getitem__) if tuned else lrs[name][0]
+            records[name] = [one(chosen[name], seed) for seed in seeds]
+    return chosen, records
+
+
+def _train(
+    task: Task, scheme: Scheme, lr: float, steps: int, seed: int, on_step: Callable[[int, float], None]
+) -> Record:
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return build(scheme.optimizer, model.named_parameters(), lr, WEIGHT_DECAY, **scheme.options)
+
+    torch.manual_seed(seed)
+    return train(task, make, steps=steps, seed=seed, dtype=scheme.dtype, on_step=on_step)
+
+
+def _finite(loss: float) -> float:
+    """Return the loss; runs that diverged count as infinitely bad."""
+    return loss if loss == loss else float("inf")
+
+
+def mean_loss(records: Sequence[Record]) -> float:
+    """Return the mean held-out loss; infinite if a run diverged."""
+    return statistics.fmean(_finite(record.test_loss) for record in records)
+
+
+def spread(records: Sequence[Record]) -> float:
+    """Return the standard deviation of the held-out loss over the seeds."""
+    return statistics.stdev(_finite(r.test_loss) for r in records) if len(records) > 1 else 0.0
+
+
+def step_ms(records: Sequence[Record], what: str = "optimizer_seconds") -> float:
+    """Return the median time of a step over the seeds, in milliseconds."""
+    return statistics.median(1e3 * getattr(record, what) / max(1, len(record.losses)) for record in records)
+
+
+def loss_panels(task: Task, records: Mapping[str, Sequence[Record]]) -> list[Panel]:
+    """Return the training loss per step and per second, smoothed over a twentieth of the run."""
+    by_step, by_second = {}, {}
+    for name, runs in records.items():
+        length = max(len(record.losses) for record in runs)
+        window = max(1, length // 20)
+        # A run that diverged is shorter: its curve goes to infinity where it ended.
+        losses = torch.full((len(runs), length), torch.inf, dtype=torch.float64)
+        for row, record in zip(losses, runs, strict=True):
+            row[: len(record.losses)] = torch.tensor(record.losses, dtype=torch.float64)
+        smooth = losses.unfold(1, window, max(1, window // 4)).mean(-1).T
+        steps = [window + at * max(1, window // 4) for at in range(len(smooth))]
+        by_step[name] = Curve.of(steps, smooth)
+        by_second[name] = Curve.of([at * step_ms(runs, "total_seconds") / 1e3 for at in steps], smooth)
+    return [
+        Panel(f"{task.name}, per iteration", "iteration", "training loss", by_step),
+        Panel(f"{task.name}, per second", "CPU seconds", "training loss", by_second, timed=True),
+    ]

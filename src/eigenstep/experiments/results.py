@@ -1,0 +1,141 @@
+"""What an experiment gives: curves over several seeds, tables, and verdicts on claims, computed and never typed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+Row = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim, what was measured, and whether the claim holds.
+
+    Attributes:
+        claim: The paper's claim, one sentence.
+        scheme: Which scheme was measured.
+        quantity: What was measured, so that `value` can be read as a sentence.
+        value: The measured figure; not a number counts as failed.
+        limit: Where the claim stops to hold.
+        at_least: Whether `value` must be at least `limit`; otherwise at most.
+        timed: Whether the figure is a time, which differs from run to run.
+    """
+
+    claim: str
+    scheme: str
+    quantity: str
+    value: float
+    limit: float
+    at_least: bool = False
+    timed: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether the measured figure is on the right side of the limit."""
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    @property
+    def measured(self) -> str:
+        """The measured figure and its limit, to be read after `quantity`."""
+        return f"{self.value:.3g} (must be {'≥' if self.at_least else '≤'} {self.limit:g})"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity along a run, for several seeds.
+
+    Attributes:
+        x: Where it was measured.
+        runs: The values, one list for each seed, each as long as `x`.
+    """
+
+    x: list[float]
+    runs: list[list[float]]
+
+    @classmethod
+    def of(cls, x: Sequence[float], values: Tensor) -> Curve:
+        """Build from values of shape points × seeds."""
+        return cls([float(at) for at in x], values.double().T.tolist())
+
+    def quantile(self, fraction: float) -> list[float]:
+        """Return, at each point, the value below which this fraction of the seeds lies; NaN ranks last."""
+        values = np.asarray(self.runs, dtype=float)
+        ordered = np.where(np.isnan(values), np.inf, values)
+        return [float(v) for v in np.quantile(ordered, fraction, axis=0, method="inverted_cdf")]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes.
+
+    Attributes:
+        title: Written above it.
+        x: Label of the horizontal axis.
+        y: Label of the vertical axis, which is logarithmic.
+        curves: The curves by scheme.
+        timed: Whether the horizontal axis is a time, which differs from run to run.
+    """
+
+    title: str
+    x: str
+    y: str
+    curves: Mapping[str, Curve]
+    timed: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Formatted figures.
+
+    Attributes:
+        title: Written above it.
+        columns: Names of the columns.
+        rows: The cells.
+        timed: Whether it contains times, which differ from run to run.
+    """
+
+    title: str
+    columns: Row
+    rows: Sequence[Row]
+    timed: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything that one figure shows.
+
+    Attributes:
+        panels: What is drawn, in reading order.
+        verdicts: Claims and whether they hold.
+        tables: Figures in numbers.
+        columns: How many panels stand side by side.
+    """
+
+    panels: Sequence[Panel]
+    verdicts: Sequence[Verdict]
+    tables: Sequence[Table] = field(default_factory=tuple)
+    columns: int = 2
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain dicts, lists, strings and numbers, with the conclusions that follow from them."""
+        plain = asdict(self)
+        for verdict, known in zip(plain["verdicts"], self.verdicts, strict=True):
+            verdict["holds"] = known.holds
+        for panel, drawn in zip(plain["panels"], self.panels, strict=True):
+            for name, curve in drawn.curves.items():
+                panel["curves"][name]["median"] = curve.quantile(0.5)
+        return plain
+
+
+def typical_ratio(curve: Curve, reference: Curve) -> float:
+    """Return the geometric mean over points and seeds of `curve` divided by `reference`, seed by seed."""
+    ratios = np.asarray(curve.runs, dtype=float) / np.asarray(reference.runs, dtype=float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        typical = math.exp(min(float(np.log(ratios).mean()), 700.0)) if not np.isnan(ratios).any() else math.nan
+    return typical
