@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -26,9 +27,11 @@ from .maps import cayley, exp, reorthonormalize, truncated_exp
 from .rotation import Rotation, bounded
 from .spd import SPD, Diagonal, Full, Kronecker
 
+Structure = TypeVar("Structure", bound=SPD)
+
 
 def update(
-    S: SPD,
+    S: Structure,
     curvature: Curvature,
     *,
     lr: float,
@@ -40,7 +43,7 @@ def update(
     positive: Callable[[Tensor, Tensor], Tensor] = exp,
     rayleigh: bool = False,
     sweeps: int = 1,
-) -> SPD:
+) -> Structure:
     """Return ``S`` after one step of ``S <- (1 - lr decay) S + lr H``, to first order in ``lr``, in spectral form.
 
     Args:
@@ -91,7 +94,7 @@ def update(
             memory = None if factor.memory is None else turned.to(factor.memory.dtype)
             factor = Full(basis.to(factor.basis.dtype), factor.eigs, memory)
         factors.append(replace(factor, eigs=positive(factor.eigs, target - factor.eigs)))
-    return _normalize(S, factors) if isinstance(S, Kronecker) else factors[0]
+    return cast(Structure, _normalize(S, factors) if isinstance(S, Kronecker) else factors[0])
 
 
 def _normalize(S: Kronecker, factors: list[Full | Diagonal]) -> Kronecker:
@@ -122,10 +125,10 @@ def _check_options(
         )
     if lr * decay > 1:
         raise ValueError(f"positive=truncated_exp needs lr * decay <= 1, got lr={lr} and decay={decay}")
-    if rayleigh and basis_lr != lr:
+    if rayleigh and basis_lr not in (0, lr):
         raise ValueError(
-            f"positive=truncated_exp with rayleigh=True needs basis_lr equal to lr, or the eigenvalues of S could turn "
-            f"negative; got basis_lr={basis_lr} and lr={lr}"
+            f"positive=truncated_exp with rayleigh=True needs basis_lr equal to lr or 0, or the eigenvalues of S could "
+            f"turn negative; got basis_lr={basis_lr} and lr={lr}"
         )
 
 

@@ -9,7 +9,7 @@ schemes see the same ones; same-shaped layers and all seeds go through a scheme 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -167,7 +167,9 @@ def learn(S: Kronecker, recent: Tensor, time: int, setting: Setting, turn: bool,
         },
         "bounded": {"rotation": bounded, "orthogonal": partial(truncated_cayley, cap=0.4)},
     }
-    advance = partial(update, damping=damping, positive=truncated_exp, **maps[setting.rotation])
+    advance: Callable[..., Kronecker] = partial(
+        update, damping=damping, positive=truncated_exp, **maps[setting.rotation]
+    )
     sweeps = setting.sweeps if time <= SETTLING else 1
     if interval == 1:
         new = advance(S, newest, lr=lr, basis_lr=basis_lr, sweeps=sweeps, rayleigh=setting.rayleigh)
