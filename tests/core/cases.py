@@ -98,7 +98,7 @@ def factor_oracle(factor: Full | Diagonal, index: tuple[int, ...]) -> Tensor:
 def dense_oracle(S: SPD) -> Tensor:
     """Return ``S`` as ordinary float64 matrices, straight from the definition, one batch element at a time."""
     matrices = []
-    for index in itertools.product(*map(range, S.batch_shape)):
+    for index in indices(S):
         if isinstance(S, Kronecker):
             matrix = S.scale[index].double() * kron(factor_oracle(factor, index) for factor in S.factors)
         else:
@@ -112,6 +112,11 @@ def dense_oracle(S: SPD) -> Tensor:
 def matrix_power(matrix: Tensor, power: float) -> Tensor:
     values, vectors = torch.linalg.eigh(matrix)
     return (vectors * values.pow(power)[..., None, :]) @ vectors.mT
+
+
+def indices(S: SPD) -> list[tuple[int, ...]]:
+    """Return where the single matrices of a batch are."""
+    return list(itertools.product(*map(range, S.batch_shape)))
 
 
 def at(S: SPD, index: tuple[int, ...]) -> SPD:

@@ -164,7 +164,7 @@ PROJECTIONS: dict[str, Case] = {
         ["curvature", "OuterProducts or Dense", "Tensor"],
     ),
     "a tensor as matrix": (
-        lambda: update(eye(3), outer(1, 3), lr=0.1),  # type: ignore[arg-type]
+        lambda: update(eye(3), outer(1, 3), lr=0.1),  # type: ignore[type-var]
         TypeError,
         ["S", "Full, Diagonal or Kronecker", "Tensor"],
     ),

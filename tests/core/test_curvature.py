@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +15,7 @@ from .cases import (
     STRUCTURES,
     at,
     dense_curvature,
+    indices,
     random_diagonal,
     random_full,
     random_kronecker,
@@ -71,8 +70,8 @@ def test_batched_equals_looped(S: SPD) -> None:
     both: list[Curvature] = [outer, dense_curvature(S, outer)]
     for curvature in both:
         projected = project(S, curvature)
-        for index in itertools.product(*map(range, S.batch_shape)):
-            lead = (slice(None), *index)
+        for index in indices(S):
+            lead: tuple[slice | int, ...] = (slice(None), *index)
             one: Curvature = (
                 OuterProducts(vectors[lead], weights[lead], shift[index])
                 if isinstance(curvature, OuterProducts)
@@ -158,6 +157,17 @@ class TestNumberFormats:
             for a, b in zip(project(S, exact), project(low, rounded), strict=True):
                 assert b.dtype == torch.float32
                 assert (a - b).norm() <= (1e-5 if dtype == torch.float32 else 0.02) * a.norm()
+
+
+def test_directions_of_vanishing_eigenvalues_do_not_spoil_the_others() -> None:
+    """Products of eigenvalues below the number format's range: their inverses are cut, and zero times them is zero."""
+    eigs = torch.tensor([1e-150, 1.0, 1e150])
+    S = Kronecker(torch.tensor(1.0), (Diagonal(eigs), Diagonal(eigs), Diagonal(eigs), Diagonal(eigs)))
+    vectors = torch.zeros(1, 3, 3, 3, 3)
+    vectors[0, 1, 1, 1, 1] = 2.0
+    for curvature in (OuterProducts(vectors), Dense(torch.outer(vectors.flatten(), vectors.flatten()))):
+        for w in project(S, curvature):
+            assert_close(w, torch.tensor([0.0, 4.0 / 27, 0.0]))
 
 
 def test_projection_never_forms_the_matrix() -> None:

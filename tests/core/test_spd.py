@@ -17,6 +17,7 @@ from .cases import (
     STRUCTURES,
     at,
     dense_oracle,
+    indices,
     kron,
     matrix_power,
     parts,
@@ -122,9 +123,9 @@ class TestAgainstDenseOracle:
 class TestBatches:
     def test_batched_equals_looped(self, S: SPD) -> None:
         x = events(S, 2)
-        for index in itertools.product(*map(range, S.batch_shape)):
+        for index in indices(S):
             one = at(S, index)
-            lead = (slice(None), *index)
+            lead: tuple[slice | int, ...] = (slice(None), *index)
             assert_close(S.matmul(x, -0.5)[lead], one.matmul(x[lead], -0.5))
             assert_close(S.dense(0.3)[index], one.dense(0.3))
             for name in ("logdet", "trace", "condition"):

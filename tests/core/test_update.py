@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 
 import pytest
@@ -19,6 +18,7 @@ from .cases import (
     BATCHES,
     STRUCTURES,
     at,
+    indices,
     parts,
     random_full,
     random_kronecker,
@@ -52,10 +52,9 @@ class TestStructure:
     def test_batched_equals_looped(self, S: SPD, rayleigh: bool) -> None:
         vectors = torch.randn(2, *S.batch_shape, *S.sizes)
         new = update(S, OuterProducts(vectors), lr=0.1, damping=0.1, rayleigh=rayleigh)
-        for index in itertools.product(*map(range, S.batch_shape)):
-            one = update(
-                at(S, index), OuterProducts(vectors[(slice(None), *index)]), lr=0.1, damping=0.1, rayleigh=rayleigh
-            )
+        for index in indices(S):
+            lead: tuple[slice | int, ...] = (slice(None), *index)
+            one = update(at(S, index), OuterProducts(vectors[lead]), lr=0.1, damping=0.1, rayleigh=rayleigh)
             for a, b in zip(parts(at(new, index)), parts(one), strict=True):
                 assert_close(a, b)
 
