@@ -34,6 +34,15 @@ def test_data_is_recognized(feeds):
     assert [feed.per_epoch for feed in feeds] == [4, 4, 1620 // 32]
 
 
+def test_known_names_win_over_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("EIGENSTEP_DATA", str(tmp_path))
+    (tmp_path / "shakespeare").mkdir()  # a folder, where pictures could be
+    (tmp_path / "shakespeare" / "all_gut.txt").write_text("to be or not to be " * 100)
+    (tmp_path / "digits").mkdir()
+    assert isinstance(open_feed(Settings(data="shakespeare", batch=2, length=8)), Passages)
+    assert isinstance(open_feed(Settings(data="digits")), PicturesInMemory)
+
+
 def test_a_step_is_the_same_wherever_one_begins(feeds):
     """This is what makes a resumed run see the same data."""
     for feed in feeds:

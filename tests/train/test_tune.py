@@ -95,6 +95,7 @@ def test_a_search_finds_writes_and_extends(tmp_path, capsys):
     assert best["finished"] == 4
     assert found[f"run-{best['run']:04d}"] == min(found.values())
     assert "the best of 4 runs" in capsys.readouterr().out
+    assert not list((tmp_path / "search").glob("run-*/*.pt"))  # weights would fill a disk
     # What was found trains to the very same loss.
     words = ["train", "--config", str(tmp_path / "search" / "best.toml"), "--directory", str(tmp_path / "again")]
     assert cli.main(words) == 0
@@ -142,7 +143,7 @@ def test_runs_that_diverge_are_counted_and_not_repeated(tmp_path, monkeypatch, c
     assert len(begun) == 2
 
 
-def test_a_search_with_other_settings_or_a_damaged_journal_is_refused(tmp_path, capsys):
+def test_a_search_with_other_settings_or_a_damaged_journal_is_refused(tmp_path, capsys, monkeypatch):
     words = [*WORDS, "--runs", "1", "--directory", str(tmp_path)]
     assert cli.main(words) == 0
     assert cli.main([*words, "--batch", "4"]) == 2
@@ -153,6 +154,7 @@ def test_a_search_with_other_settings_or_a_damaged_journal_is_refused(tmp_path, 
     assert "journal.log is damaged" in error
     assert "delete it" in error
     (tmp_path / "journal.log").unlink()
+    monkeypatch.setattr(tune, "train", lambda *_: pytest.fail("a complete run was trained again"))
     assert cli.main(words) == 0
 
 

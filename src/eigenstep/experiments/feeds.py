@@ -65,17 +65,16 @@ class Feed(Protocol):
 def open_feed(settings: Settings) -> Feed:
     """Find the data that the settings name."""
     source = settings.data
-    if source in DATASETS and DATASETS[source].kind is Images:
-        return PicturesInMemory(load_images(source), settings)
-    path = next((p for p in (Path(source), data_root() / source) if p.exists()), None)
-    if path is not None and path.is_dir():
-        return PictureFolder(path, settings)
-    if source not in DATASETS and path is None:
+    if source in DATASETS:
+        pictures = DATASETS[source].kind is Images
+        return PicturesInMemory(load_images(source), settings) if pictures else Passages(load_text(source), settings)
+    path = next((p for p in (Path(source).expanduser(), data_root() / source) if p.exists()), None)
+    if path is None:
         raise UserError(
             f"no data {source!r}: expected one of {', '.join(DATASETS)}, a folder with train/<class>/* and "
             f"val/<class>/* (here or in {data_root()}), or a text file. `eigenstep data` lists and fetches datasets"
         )
-    return Passages(load_text(source if source in DATASETS else str(path)), settings)
+    return PictureFolder(path, settings) if path.is_dir() else Passages(load_text(path), settings)
 
 
 class _Pictures:

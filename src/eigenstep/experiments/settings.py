@@ -23,6 +23,7 @@ CONFIGS = Path(__file__).with_name("configs")
 
 MODELS = ("auto", "vit", "hiera", "gpt", "plainvit", "hieravit")
 PRECISIONS = ("fp32", "bf16", "mixed")
+DURATIONS = ("train_for", "warmup", "evaluate_every", "log_every", "checkpoint_every")
 
 
 def _setting(default: Any, help: str, **more: Any) -> Any:
@@ -92,7 +93,7 @@ class Settings:
             raise UserError("crop must be greater than 0: it is the smallest area of a part of a picture")
         if self.batch % self.accumulate:
             raise UserError(f"accumulate must divide batch, got batch {self.batch} in {self.accumulate} parts")
-        for name in ("train_for", "warmup", "evaluate_every", "log_every", "checkpoint_every"):
+        for name in DURATIONS:
             count_steps(getattr(self, name), 10**9, name)  # the steps in an epoch are not known yet
 
     def identity(self) -> dict[str, Any]:
@@ -167,7 +168,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         else:
             shown = "" if default == "" else f" (default: {default})"
             common["help"] += (f": {', '.join(choices)}" if choices else "") + shown
-            parser.add_argument(flag, type=type(default), metavar=setting.name.split("_")[0].upper(), **common)
+            kinds = {int: "N", float: "X", str: "DURATION" if setting.name in DURATIONS else setting.name.upper()}
+            parser.add_argument(flag, type=type(default), metavar=kinds[type(default)], **common)
 
 
 def _pair(text: str) -> tuple[str, Any]:

@@ -26,7 +26,7 @@ from .building import build_model, build_optimizer, choose_device
 from .console import UserError, atomic_write, write_json
 from .feeds import MIX, STEP, Batch, chance, open_feed
 from .runlog import RunLog
-from .settings import Settings, count_steps
+from .settings import DURATIONS, Settings, count_steps
 from .tasks import learning_rate_factor
 
 
@@ -65,8 +65,7 @@ class Run:
         _configure_torch(settings, self.device)
         self.feed = open_feed(settings)
         self.steps, self.warmup, self.evaluate_every, self.log_every, self.checkpoint_every = (
-            count_steps(getattr(settings, name), self.feed.per_epoch, name)
-            for name in ("train_for", "warmup", "evaluate_every", "log_every", "checkpoint_every")
+            count_steps(getattr(settings, name), self.feed.per_epoch, name) for name in DURATIONS
         )
         if self.steps <= self.warmup:
             raise UserError(f"train_for must be longer than warmup: {self.steps} steps against {self.warmup}")

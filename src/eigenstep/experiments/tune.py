@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
 import multiprocessing
 import os
@@ -23,13 +24,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Any
 
+from . import checkpoint
 from . import settings as settings_module
 from .console import UserError, atomic_write, print_table, require, track, write_json
 from .settings import Settings
 from .spaces import Range, Space, apply, space_of
-from .trainer import Diverged, train
+from .trainer import Diverged, Result, train
 
 ROOT = "runs/tune"
+OUTCOME = tuple(field.name for field in dataclasses.fields(Result))
 Plan = tuple[Any, Settings, Path]
 """A trial of Optuna, its settings and its folder."""
 
@@ -167,36 +170,48 @@ def _finished(running: dict[Future[dict[str, Any]], Any]) -> Iterator[tuple[Any,
 
 
 def attempt(settings: Settings, directory: Path) -> dict[str, Any]:
-    """Do one run, or finish it; nothing comes of a run that diverges."""
+    """Do one run, finish it, or read how it ended; nothing comes of a run that diverges."""
+    outcome = finished(settings, directory)
+    if outcome is None:
+        try:
+            outcome = dataclasses.asdict(train(settings, directory))
+        except Diverged:
+            outcome = {}
+    # Weights of many large networks would fill a disk, and the best run can be repeated exactly.
+    for path in (*checkpoint.list_checkpoints(directory), directory / "model.pt"):
+        path.unlink(missing_ok=True)
+    return outcome
+
+
+def finished(settings: Settings, directory: Path) -> dict[str, Any] | None:
+    """Return what came of a run if it has already been done with these settings."""
     try:
-        return dataclasses.asdict(train(settings, directory))
-    except Diverged:
-        return {}
+        written = json.loads((directory / "result.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return {name: written[name] for name in OUTCOME} if written.get("settings") == settings.identity() else None
 
 
 def report(study: Any, shared: Settings, directory: Path, objective: str, command: str) -> None:
     """Print the five best runs, and write the best as JSON and as a configuration for `eigenstep train`."""
-    finished = [trial for trial in study.get_trials() if trial.value is not None]
+    done = [trial for trial in study.get_trials() if trial.value is not None]
     diverged = sum("diverged" in trial.user_attrs for trial in study.get_trials())
-    if not finished:
+    if not done:
         raise UserError(f"all {diverged} runs diverged; their logs are in {directory}")
-    ranked = sorted(finished, key=lambda trial: trial.value)
-    rows = [
-        (t.user_attrs["run"], f"{t.value:.4f}", *(_short(value) for value in t.params.values())) for t in ranked[:5]
-    ]
-    title = f"{shared.optimizer}: the best of {len(finished)} runs ({diverged} more diverged)"
-    print_table(title, ("run", objective.replace("_", " "), *ranked[0].params), rows)
-    best = dataclasses.replace(apply(shared, ranked[0].params), directory="")
-    result = {
-        "run": ranked[0].user_attrs["run"],
-        "outcome": ranked[0].user_attrs["outcome"],
-        "settings": best.identity(),
-    }
-    write_json(directory / "best.json", {"command": command, "finished": len(finished), "diverged": diverged, **result})
+    ranked = sorted(done, key=lambda trial: trial.value)
+    first, shown = ranked[0], ranked[:5]
+    title = f"{shared.optimizer}: the best of {len(done)} runs ({diverged} more diverged)"
+    rows = [(name, *(_short(trial.params[name]) for trial in shown)) for name in first.params]
+    rows.append((objective, *(_short(trial.value) for trial in shown)))
+    print_table(title, ("", *(f"run {trial.user_attrs['run']}" for trial in shown)), rows)
+    best = dataclasses.replace(apply(shared, first.params), directory="")
+    counts = {"finished": len(done), "diverged": diverged}
+    found = {"run": first.user_attrs["run"], "outcome": first.user_attrs["outcome"], "settings": best.identity()}
+    write_json(directory / "best.json", {"command": command, **counts, **found})
     with atomic_write(directory / "best.toml") as file:
         file.write(f"# {title}\n{best.as_toml()}".encode())
     print(f"Train with it: eigenstep train --config {directory / 'best.toml'}")
 
 
 def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
