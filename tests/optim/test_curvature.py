@@ -1,0 +1,239 @@
+"""`step(curvature=...)`: other curvature than the gradient's own outer product."""
+
+from __future__ import annotations
+
+import math
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical
+from torch.nn.functional import cross_entropy
+from torch.testing import assert_close
+
+from eigenstep import Dense, Kronecker, OuterProducts, Spectral, project, sources
+from eigenstep.maps import cayley
+from eigenstep.rotation import bounded
+from eigenstep.update import update
+
+from .problems import Problem, equal
+from .test_reductions import read_matrix
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+class TestVectors:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("options", [{}, {"structure": "axes"}, {"max_dim": 3}, {"grafting": "adam"}], ids=str)
+    def test_the_gradient_as_the_only_vector_changes_no_bit(self, options: dict[str, Any], dtype: torch.dtype) -> None:
+        runs = []
+        for explicit in (False, True):
+            problem = Problem(dtype=dtype)
+            optimizer = Spectral(problem.parameters, 0.03, **options)
+            for _ in range(6):
+                problem.backward()
+                vectors = {w: w.grad[None] for w in problem.parameters if w.numel()}  # type: ignore[index]
+                optimizer.step(curvature=vectors if explicit else None)
+            runs.append(problem.snapshot())
+        assert equal(*runs)
+
+    def test_some_parameters_of_a_stack_and_different_numbers_of_vectors(self) -> None:
+        together, alone = (Problem([(6, 4)] * 3, torch.float64) for _ in range(2))
+        optimizer = Spectral(together.parameters, 0.03)
+        own = [Spectral([w], 0.03) for w in alone.parameters]
+        for _ in range(6):
+            together.backward()
+            alone.backward()
+            vectors = {index: torch.randn(count, 6, 4, dtype=torch.float64) for index, count in ((0, 3), (2, 5))}
+            optimizer.step(curvature={together.parameters[index]: v for index, v in vectors.items()})
+            for index, single in enumerate(own):
+                single.step(curvature={alone.parameters[index]: vectors[index]} if index in vectors else None)
+        for w, twin in zip(together.parameters, alone.parameters, strict=True):
+            assert_close(w, twin, rtol=1e-10, atol=1e-10)
+
+    def test_order_and_splitting_of_vectors_do_not_matter(self) -> None:
+        """Only the sum of the outer products counts: v v^T + v v^T is (sqrt(2) v)(sqrt(2) v)^T."""
+        runs = []
+        for doubled in (False, True):
+            torch.manual_seed(0)
+            problem = Problem([(6, 4), (5,)], torch.float64)
+            optimizer = Spectral(problem.parameters, 0.03)
+            for _ in range(6):
+                problem.backward()
+                vectors = {w: torch.randn(2, *w.shape, dtype=torch.float64) for w in problem.parameters}
+                if doubled:
+                    vectors = {w: torch.cat([v, v.flip(0)]) / 2**0.5 for w, v in vectors.items()}
+                optimizer.step(curvature=vectors)
+            runs.append(problem.snapshot())
+        for once, twice in zip(*runs, strict=True):
+            assert_close(twice, once, rtol=1e-10, atol=1e-10)
+
+    def test_steps_follow_the_gradient_not_the_curvature(self) -> None:
+        w = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+        w.grad = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+        roots = torch.tensor([[2.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 8.0]], dtype=torch.float64)
+        Spectral([w], lr=1.0, betas=(0.0, 0.9), weight_decay=0.0, damping=0.0).step(curvature={w: roots})
+        assert_close(w.detach(), torch.tensor([-1 / 2, 2 / 4, -3 / 8], dtype=torch.float64))
+
+    def test_without_any_curvature_no_step_is_taken(self) -> None:
+        w = nn.Parameter(torch.ones(4, 3))
+        w.grad = torch.ones(4, 3)
+        optimizer = Spectral([w], weight_decay=0.0)
+        optimizer.step(curvature={w: torch.zeros(2, 4, 3)})
+        assert torch.equal(w, torch.ones(4, 3))
+        optimizer.step()
+        assert (w < 1).all()
+
+    def test_curvature_of_low_rank_is_damped(self) -> None:
+        """Where there is no curvature there is damping: 1e-4 of the mean eigenvalue makes steps of about 100."""
+        w = nn.Parameter(torch.zeros(8, 8))
+        w.grad = torch.ones(8, 8)
+        vector = torch.zeros(1, 8, 8)
+        vector[0, 0, 0] = 8.0
+        optimizer = Spectral([w], lr=1.0, betas=(0.0, 0.9), weight_decay=0.0, damping=1e-4)
+        optimizer.step(curvature={w: vector})
+        assert 10 < w.abs().amax() < 200
+
+
+class TestOracle:
+    @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5,)], ids=str)
+    def test_per_example_curvature_is_learned_as_the_core_does(self, shape: tuple[int, ...]) -> None:
+        w = nn.Parameter(torch.randn(shape, dtype=torch.float64))
+        optimizer = Spectral(
+            [w],
+            lr=0.01,
+            betas=(0.0, 0.9),
+            basis_lr=0.2,
+            start=0.0,
+            interval=1,
+            damping=1e-3,
+            relative_damping=False,
+            eigenvalues="kronecker",
+            maps="exact",
+        )
+        each = [torch.randn(7, *shape, dtype=torch.float64) / 7**0.5 for _ in range(8)]
+        tall = [v.mT if len(shape) == 2 and shape[0] < shape[1] else v for v in each]
+        S = Kronecker.identity(tall[0].shape[1:], kinds=["full" if len(shape) > 1 else "diagonal"] * len(shape))
+        S = Kronecker(tall[0].square().sum(0).mean(), S.to(torch.float64).factors)
+        for vectors, events in zip(each, tall, strict=True):
+            w.grad = vectors.mean(0)
+            optimizer.step(curvature={w: vectors})
+            S = update(
+                S,
+                OuterProducts(events),
+                lr=0.1,
+                basis_lr=0.2,
+                damping=1e-3,
+                rotation=bounded,
+                orthogonal=cayley,
+                positive=lambda d, h: torch.where(h > d, math.e * h, d * (h / d).exp()),
+            )
+        expected = S.dense()
+        assert (read_matrix(optimizer.state[w]).dense() - expected).abs().amax() <= 1e-9 * expected.abs().amax()
+
+    def test_eigenvalues_move_by_the_projected_curvature(self) -> None:
+        """One step, written out with the dense ``W`` of each factor."""
+        w = nn.Parameter(torch.randn(6, 4, dtype=torch.float64))
+        optimizer = Spectral([w], betas=(0.0, 0.9), start=0.0, eigenvalues="kronecker", damping=0.0)
+        for _ in range(5):
+            w.grad = torch.randn(6, 4, dtype=torch.float64)
+            optimizer.step(curvature={w: torch.randn(3, 6, 4, dtype=torch.float64)})
+        S = read_matrix({name: t.clone() for name, t in optimizer.state[w].items()})
+        vectors = torch.randn(3, 6, 4, dtype=torch.float64)
+        dense = torch.einsum("ki,kj->ij", vectors.flatten(1), vectors.flatten(1))
+        optimizer.step(curvature={w: vectors})
+        for axis, (factor, W) in enumerate(zip(S.factors, project(S, Dense(dense)), strict=True)):
+            n = 0.9 * factor.eigs + 0.1 * W.diagonal()
+            assert_close(optimizer.state[w][f"eigs_{axis}"].flatten(), n / n.log().mean().exp())
+
+
+class TestSources:
+    """What `eigenstep.sources` returns can be passed on as it is."""
+
+    def gradients(self) -> tuple[nn.Linear, Tensor, Tensor]:
+        layer, x = nn.Linear(6, 4, bias=False), torch.randn(16, 6)
+        y = torch.randint(4, (16,))
+        cross_entropy(layer(x), y).backward()
+        return layer, x, y
+
+    def test_gauss_newton(self) -> None:
+        layer, x, y = self.gradients()
+        found = sources.gauss_newton(lambda p, one: p @ one, cross_entropy, layer.weight.detach(), x, y)
+        Spectral(layer.parameters()).step(curvature={layer.weight: found})
+
+    def test_sampled_fisher(self) -> None:
+        layer, x, _ = self.gradients()
+        found = sources.sampled_fisher(
+            lambda p, one: p @ one, lambda f: Categorical(logits=f), layer.weight.detach(), x, draws=2
+        )
+        Spectral(layer.parameters()).step(curvature={layer.weight: found})
+
+    def test_per_example_gradients_are_a_mean(self) -> None:
+        layer, *_ = self.gradients()
+        each = torch.randn(5, 4, 6)
+        runs = []
+        for given in (sources.per_example_gradients(each), each / 5**0.5):
+            twin = nn.Parameter(layer.weight.detach().clone())
+            twin.grad = layer.weight.grad
+            Spectral([twin]).step(curvature={twin: given})
+            runs.append(twin.detach())
+        assert torch.equal(*runs)
+
+    def test_weights(self) -> None:
+        layer, *_ = self.gradients()
+        vectors, weights = torch.randn(5, 4, 6), torch.rand(5)
+        runs = []
+        for given in (
+            OuterProducts(vectors, weights, semidefinite=True),
+            vectors * weights.sqrt()[:, None, None],
+        ):
+            twin = nn.Parameter(layer.weight.detach().clone())
+            twin.grad = layer.weight.grad
+            Spectral([twin]).step(curvature={twin: given})
+            runs.append(twin.detach())
+        assert torch.equal(*runs)
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("value", "error", "message"),
+        [
+            (torch.ones(4, 3), ValueError, r"curvature must have shape \('K', 4, 3\) with K >= 1"),
+            (torch.ones(2, 3, 4), ValueError, "curvature must have shape"),
+            (torch.ones(0, 4, 3), ValueError, "K >= 1"),
+            (torch.ones(2, 4, 3, dtype=torch.long), TypeError, "real floating-point tensor or OuterProducts"),
+            (Dense(torch.eye(12)), TypeError, "got Dense"),
+            ([1.0], TypeError, "got list"),
+            (OuterProducts(torch.ones(2, 4, 3), torch.tensor([1.0, -1.0])), ValueError, "without negative weights"),
+            (OuterProducts(torch.ones(2, 4, 3), shift=1.0), ValueError, "sum of outer products"),
+        ],
+        ids=str,
+    )
+    def test_impossible_curvature(self, value: Any, error: type[Exception], message: str) -> None:
+        w = nn.Parameter(torch.ones(4, 3))
+        w.grad = torch.ones(4, 3)
+        optimizer = Spectral([w])
+        with pytest.raises(error, match=message):
+            optimizer.step(curvature={w: value})
+        assert torch.equal(w, torch.ones(4, 3))
+        assert not optimizer.state
+
+    def test_unknown_parameter(self) -> None:
+        w = nn.Parameter(torch.ones(3))
+        w.grad = torch.ones(3)
+        with pytest.raises(ValueError, match="not a parameter of this optimizer"):
+            Spectral([w]).step(curvature={nn.Parameter(torch.ones(3)): torch.ones(1, 3)})
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("curvature_*.py")))
+def test_examples(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each runs, and with the curvature that it shows training works about as well as without, or better."""
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr(sys, "path", [str(EXAMPLES), *sys.path])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    plain, own = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines())
+    assert own < 1.2 * plain
