@@ -119,11 +119,11 @@ def test_doctor_reports_torch_bf16_peers_and_data(tmp_path, capsys):
 
 
 def test_demo_trains_with_four_optimizers_and_draws(tmp_path, capsys):
-    assert cli.main(["demo", "--steps", "30", "--plot", str(tmp_path / "demo.png")]) == 0
+    assert cli.main(["demo", "--steps", "60", "--plot", str(tmp_path / "demo.png")]) == 0
     rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     losses = {row[1].strip(): float(row[3]) for row in rows}
     assert set(losses) == {"spectral", "soap", "muon", "adamw"}
-    assert losses["spectral"] < 2.0 < math.log(10)  # better than guessing one of ten digits
+    assert losses["spectral"] < math.log(10) - 0.3  # clearly better than guessing one of ten digits
     assert (tmp_path / "demo.png").stat().st_size > 10_000
 
 
