@@ -1,0 +1,58 @@
+"""Choose the metric of a problem from its gradients: every metric of a family is elementwise in the eigenbasis.
+
+A quasi-Newton method needs a first guess of the Hessian. In local coordinates (:mod:`eigenstep.manifold.local`) the
+guesses here are diagonal, ``h_ij = (d_i d_j)^a (d_i / d_j)^c`` made symmetric. They are Hessians of typical problems:
+
+- ``a = 0, c = 0``: log-likelihoods, whose natural metric is the affine-invariant one;
+- ``a = 1, c = 0``: least squares in the entries of ``S``, as in metric learning; ``a = -1`` in those of its inverse;
+- ``a = 0, c = 1``: residuals of products with ``S``, such as ``||S Q - I||``.
+
+With a dense matrix, a metric like the last one would take the solution of a Sylvester equation in every step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .point import Point
+
+FAMILY = torch.tensor([(a, c) for a in (0.0, -0.5, 0.5, -1.0, 1.0) for c in (0.0, 1.0)])
+"""Pairs of exponents ``(a, c)`` to choose from."""
+FORGET = 0.8
+"""How much of what was learned remains after another step."""
+
+
+class Metric:
+    """The member of the family that explains best how gradients changed along the last steps."""
+
+    def __init__(self) -> None:
+        """Start with the affine-invariant metric."""
+        self.exponents = FAMILY[0]
+        self._misfits = torch.zeros(())
+        self._rate = 1.0
+
+    def learn(self, point: Point, step: Tensor, change: Tensor) -> None:
+        """Compare the members on one step.
+
+        A Hessian ``h`` explains ``change = h step`` up to a constant if the inequality of Cauchy and Schwarz,
+        ``(step . change)^2 <= (step . h step)(change . change / h)``, is an equality. The ratio of its sides is the
+        misfit.
+
+        Args:
+            point: where the step led.
+            step: flat coordinates of the step, with a positive ``step . change``.
+            change: change of the gradient along it.
+        """
+        family = point.metrics(FAMILY.to(step))
+        s, y, curvature = point.to_eigenbasis(step), point.to_eigenbasis(change), step.dot(change)
+        lengths = family.reciprocal() @ y.square()
+        self._misfits = FORGET * self._misfits + ((family @ s.square()) * lengths).log() - 2 * curvature.log()
+        best = self._misfits.argmin()
+        self.exponents = FAMILY[best.to(FAMILY.device)]
+        self._rate = (curvature / lengths[best]).item()
+
+    def solve(self, point: Point, vector: Tensor) -> Tensor:
+        """Return the inverse of the guessed Hessian times a vector of flat coordinates."""
+        (metric,) = point.metrics(self.exponents[None].to(vector))
+        return self._rate * point.from_eigenbasis(point.to_eigenbasis(vector) / metric)

@@ -1,0 +1,210 @@
+"""Minimize a differentiable function of a positive-definite matrix, which stays in spectral form all the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..checks import check_beside, check_finite, check_function, check_number, check_size
+from ..spd import SPD
+from .directions import METHODS
+from .point import Euclidean, Point
+from .retractions import Retraction
+from .walks import Ending, Evaluation, Objective, follow, search
+
+
+class Iterate(NamedTuple):
+    """What is kept of each point on the way.
+
+    Attributes:
+        fun: value of the objective.
+        gradient_norm: length of the Riemannian gradient.
+        ngrad: gradients computed so far.
+        nfev: values computed so far.
+    """
+
+    fun: float
+    gradient_norm: float
+    ngrad: int
+    nfev: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out.
+
+    Attributes:
+        S: the best matrix found (with fixed step sizes: the last), positive definite, of the structure of the start.
+        x: the Euclidean tensors that belong to it.
+        fun: value of the objective there.
+        ngrad: how many gradients were computed.
+        nfev: how many values were computed; each gradient takes one, too.
+        message: why the search ended.
+        success: whether a minimum was found, as far as the stopping criterion and rounding can tell.
+        history: what is known of each point on the way.
+    """
+
+    S: SPD
+    x: tuple[Tensor, ...]
+    fun: float
+    ngrad: int
+    nfev: int
+    message: str
+    success: bool
+    history: list[Iterate] = field(repr=False)
+
+
+def minimize_spd(
+    fun: Callable[..., Tensor],
+    S0: SPD | Tensor,
+    x0: Tensor | Sequence[Tensor] = (),
+    *,
+    factored: bool = False,
+    method: str = "lbfgs",
+    retraction: str | Retraction = "geodesic",
+    lr: float | Callable[[int], float] | None = None,
+    momentum: float = 0.0,
+    max_step: float = 2.0,
+    gtol: float = 1e-6,
+    max_iter: int = 1000,
+    callback: Callable[[Result], object] | None = None,
+    progress: bool = False,
+) -> Result:
+    """Minimize a function over positive-definite matrices, and over Euclidean tensors beside them if there are any.
+
+    Gradients come from autodiff; steps follow the affine-invariant (Fisher-Rao) geometry. The matrix is held as
+    ``B Diag(d) B^T`` all the way, so it cannot leave the cone of positive-definite matrices.
+
+    Args:
+        fun: ``fun(S)`` or ``fun(S, *x)``, a scalar tensor that depends differentiably on its arguments. While the
+            step size is searched for, values that are not finite and errors of ``torch.linalg`` count as too large.
+        S0: where to start: a symmetric positive-definite tensor, or ``Full``, ``Diagonal`` or ``Kronecker``, whose
+            structure is kept. Leading dimensions make a batch of matrices, over which to minimize jointly.
+        x0: Euclidean tensors to minimize over as well.
+        factored: give ``fun`` the factored matrix with its methods ``matmul``, ``solve``, ``logdet``, ``log_prob``
+            and so on (:class:`Local`) in place of a dense tensor: more accurate where the matrix is
+            ill-conditioned, because nothing needs to be decomposed or inverted.
+        method: "lbfgs", "barzilai-borwein" (needs less memory) or "gradient", each with a search for the step size.
+        retraction: how the matrix follows a step: "geodesic" (exact), "spectral" (the paper's update without any
+            decomposition, made safe at equal eigenvalues), "paper" (the paper's update to the letter), or a function
+            (see :mod:`eigenstep.manifold.retractions`).
+        lr: a fixed step size, or a function of the iteration that gives it, instead of ``method`` and without a search
+            for the step size: for stochastic objectives, which may differ from call to call. Twice the paper's beta-2.
+        momentum: with ``lr``, the part of the previous velocity to keep, below 1.
+        max_step: no step may change the logarithm of an eigenvalue by more than this.
+        gtol: stop where the Riemannian gradient is at most this long.
+        max_iter: stop after this many steps.
+        callback: called with the result so far at the start and after each step; the search stops if it returns
+            ``True``.
+        progress: show a progress bar; needs the package ``rich``.
+
+    Returns:
+        The point found and how the search went; see :class:`Result`.
+    """
+    _check_options(fun, method, lr, momentum, max_step, gtol, max_iter, callback)
+    objective = Objective(fun, factored)
+    point = Point.start(S0, retraction=retraction, name="S0")
+    point = point.with_blocks([*point.blocks, *map(Euclidean, _tensors(x0, point.S.spectrum))])
+    start = objective.evaluate(point)
+    if not math.isfinite(start.value):
+        raise ValueError(f"fun must be finite at S0, got {start.value}")
+    if lr is None:
+        walk = search(objective, start, METHODS[method], max_step)
+    else:
+        walk = follow(objective, start, lr if callable(lr) else lambda _: lr, momentum, max_step)
+
+    history: list[Iterate] = []
+    best, ending = start, None
+
+    def result(ending: Ending) -> Result:
+        counts = objective.ngrad, objective.nfev
+        return Result(best.point.S, best.point.others, best.value, *counts, ending.message, ending.success, history)
+
+    with _bar(max_iter, progress) as show:
+        while ending is None:
+            try:
+                current, gradient = next(walk)
+            except StopIteration as stop:
+                ending = stop.value
+                break
+            norm = gradient.norm().item()
+            history.append(Iterate(current.value, norm, objective.ngrad, objective.nfev))
+            best = current if lr is not None or current.value <= best.value else best
+            show(current, norm)
+            if not math.isfinite(norm):
+                ending = Ending("the gradient is not finite", success=False)
+            elif norm <= gtol:
+                ending = Ending(f"the gradient norm {norm:.3g} is at most gtol", success=True)
+            elif len(history) > max_iter:
+                ending = Ending(f"max_iter={max_iter} steps are done", success=False)
+            elif callback is not None and callback(result(Ending("still running", success=False))) is True:
+                ending = Ending("the callback asked to stop", success=True)
+    return result(ending)
+
+
+def _tensors(x0: Tensor | Sequence[Tensor], like: Tensor) -> list[Tensor]:
+    """Check the Euclidean tensors."""
+    tensors = [x0] if isinstance(x0, Tensor) else list(x0)
+    for index, tensor in enumerate(tensors):
+        check_finite(tensor, f"x0[{index}]")
+        check_beside(tensor, f"x0[{index}]", like, "S0")
+    return [tensor.detach() for tensor in tensors]
+
+
+def _check_options(
+    fun: object,
+    method: str,
+    lr: float | Callable[[int], float] | None,
+    momentum: float,
+    max_step: float,
+    gtol: float,
+    max_iter: int,
+    callback: object,
+) -> None:
+    check_function(fun, "fun")
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if lr is not None and not callable(lr):
+        check_number(lr, "lr", 0.0)
+    check_number(momentum, "momentum", 0.0, 1.0)
+    if momentum and lr is None:
+        raise ValueError("momentum needs fixed step sizes: pass lr, too")
+    check_number(max_step, "max_step", 1e-12, 100.0)
+    check_number(gtol, "gtol", 0.0)
+    check_size(max_iter, "max_iter")
+    if callback is not None:
+        check_function(callback, "callback")
+
+
+def _bar(max_iter: int, wanted: bool) -> AbstractContextManager[Callable[[Evaluation, float], None]]:
+    """Return a progress bar, to be told about each point; a silent one unless it is wanted."""
+    if not wanted:
+        return nullcontext(lambda *_: None)
+    return _Bar(max_iter)
+
+
+class _Bar:
+    """A progress bar that shows the value and the gradient norm."""
+
+    def __init__(self, max_iter: int) -> None:
+        try:
+            from rich.progress import Progress
+        except ImportError as error:
+            raise ImportError("progress=True needs the package rich: pip install 'eigenstep[experiments]'") from error
+        self._progress: Any = Progress()
+        self._task = self._progress.add_task("starting", total=max_iter)
+
+    def __enter__(self) -> Callable[[Evaluation, float], None]:
+        self._progress.start()
+        return self._show
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def _show(self, current: Evaluation, norm: float) -> None:
+        self._progress.update(self._task, advance=1, description=f"value {current.value:.8g}, gradient {norm:.2e}")

@@ -1,0 +1,104 @@
+"""A positive-definite matrix as a parameter of a model, for any optimizer of ``torch.optim``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ..spd import SPD, Diagonal, Full
+from .local import Local
+from .point import Block, Matrix, Point, Positive
+from .retractions import Retraction
+
+
+class SPDParameter(nn.Module):
+    """A learnable positive-definite matrix ``S = B Diag(d) B^T``.
+
+    Call the module to get the matrix, with differentiable ``matmul``, ``solve``, ``logdet``, ``dense``, ``trace``,
+    ``sample`` and ``log_prob`` (:class:`Local`). Its parameters are coordinates around the current matrix, zero until
+    an optimizer changes them. The next call follows that step on the manifold and sets them to zero again. Whatever
+    the optimizer does, ``S`` stays positive definite, and momentum is carried along with it.
+
+    The step follows the affine-invariant metric: with ``torch.optim.SGD`` this is Riemannian gradient descent, with
+    momentum if wanted; with ``torch.optim.Adam`` each coordinate has its own step size. Weight decay has no effect.
+    ``torch.optim.LBFGS`` cannot be used, because it expects parameters to stay where it puts them: see
+    :func:`minimize_spd`.
+
+    Example:
+        >>> covariance = SPDParameter(torch.eye(3))
+        >>> optimizer = torch.optim.SGD(covariance.parameters(), lr=0.5)
+        >>> data = torch.randn(100, 3)
+        >>> for _ in range(20):
+        ...     optimizer.zero_grad()
+        ...     loss = -covariance().log_prob(data, power=1).mean()
+        ...     loss.backward()
+        ...     optimizer.step()
+    """
+
+    def __init__(self, S: SPD | Tensor, *, retraction: str | Retraction = "geodesic") -> None:
+        """Start from a matrix.
+
+        Args:
+            S: a symmetric positive-definite tensor, or ``Full``, ``Diagonal`` or ``Kronecker``; keeps its structure.
+            retraction: how the matrix follows a step, as in :func:`minimize_spd`.
+        """
+        super().__init__()
+        self._template = Point.start(S, retraction)
+        self.tangents = nn.ParameterList(nn.Parameter(leaf) for leaf in self._template.leaves())
+        self._versions = self._count()
+        for index, block in enumerate(self._template.blocks):
+            for name, tensor in _tensors(block).items():
+                self.register_buffer(f"{name}{index}", tensor.clone())
+
+    def forward(self) -> Local:
+        """Return the matrix, differentiable with respect to the parameters of this module."""
+        return self._settled().local(list(self.tangents))[0]
+
+    @property
+    def matrix(self) -> SPD:
+        """The matrix by itself, without gradients."""
+        return self._settled().S
+
+    @torch.no_grad()
+    def _settled(self) -> Point:
+        """Return the current point, after following the step of an optimizer if there was one."""
+        point = self._template.with_blocks(
+            [self._filled(block, index) for index, block in enumerate(self._template.blocks)]
+        )
+        if self._versions == self._count():
+            return point
+        step = torch.cat([tangent.flatten() for tangent in self.tangents])
+        if not torch.isfinite(step).all():
+            raise ValueError("the optimizer has put NaN or infinity into the parameters of SPDParameter")
+        if step.any():
+            point = point.move(step)
+            for index, block in enumerate(point.blocks):
+                for name, tensor in _tensors(block).items():
+                    self.get_buffer(f"{name}{index}").copy_(tensor)
+            for tangent in self.tangents:
+                tangent.zero_()
+        self._versions = self._count()
+        return point
+
+    def _count(self) -> list[tuple[int, int]]:
+        """Return which parameters there are and how often each was changed: what tells that there was a step."""
+        return [(id(tangent), tangent._version) for tangent in self.tangents]
+
+    def _filled(self, block: Block, index: int) -> Block:
+        """Return a block with the values of this module's buffers."""
+        eigs = self.get_buffer(f"eigs{index}")
+        if isinstance(block, Matrix):
+            basis, turn = self.get_buffer(f"basis{index}"), self.get_buffer(f"turn{index}")
+            return replace(block, factor=Full(basis, eigs), turn=turn)
+        assert isinstance(block, Positive)
+        return replace(block, factor=Diagonal(eigs))
+
+
+def _tensors(block: Block) -> dict[str, Tensor]:
+    """Return what describes a block."""
+    if isinstance(block, Matrix):
+        return {"basis": block.factor.basis, "eigs": block.factor.eigs, "turn": block.turn}
+    assert isinstance(block, Positive)
+    return {"eigs": block.factor.eigs}

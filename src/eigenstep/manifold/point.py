@@ -1,0 +1,304 @@
+"""Points of a product of spaces, and one flat vector of coordinates for all tangent vectors at all points.
+
+A point consists of blocks: full factors, positive vectors (diagonal factors and the scale of a Kronecker product) and
+Euclidean tensors. The coordinates of a tangent vector are orthonormal, so that the dot product of two vectors is the
+affine-invariant metric, and they do not change when the vector is carried along to another point (parallel transport).
+Methods for Euclidean space, such as L-BFGS or momentum, therefore work on them as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..checks import check_finite, check_positive
+from ..curvature import factors_of
+from ..linalg import diagonal, symmetrize, transpose
+from ..spd import SPD, Diagonal, Full, Identity, Kronecker
+from .local import Local
+from .retractions import Retraction, check_range, find_retraction
+
+
+class Block(Protocol):
+    """One of the spaces whose product a point lives in. Steps have the shape of :meth:`leaf`."""
+
+    def leaf(self) -> Tensor:
+        """Return what to differentiate with respect to: coordinates, all zero, or a Euclidean tensor itself."""
+
+    def local(self, leaf: Tensor) -> Tensor:
+        """Return the local coordinates that belong to a leaf, or a Euclidean tensor itself."""
+
+    def length(self, step: Tensor) -> Tensor:
+        """Return by how much a step changes the logarithms of eigenvalues at most."""
+
+    def move(self, step: Tensor) -> Block:
+        """Return the block after a step."""
+
+    def to_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Turn coordinates of this module into local coordinates; the inverse undoes it."""
+
+    def from_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Turn local coordinates into coordinates of this module."""
+
+    def metrics(self, exponents: Tensor) -> Tensor:
+        """Return diagonal metrics in local coordinates, one for each of the exponents, shape ``(K, *leaf)``."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A full factor, with a frame that is carried along as the matrix moves.
+
+    Attributes:
+        factor: the matrix ``B Diag(d) B^T``.
+        turn: orthogonal ``O`` that takes local coordinates ``X`` to those of the carried frame, ``O X O^T``.
+        weight: length of a unit step in local coordinates: the other factors of a Kronecker product repeat it.
+        unit: whether the determinant stays one.
+        retraction: how the factor follows a step.
+    """
+
+    factor: Full
+    turn: Tensor
+    weight: float
+    unit: bool
+    retraction: Retraction
+
+    def leaf(self) -> Tensor:
+        """Return zeros."""
+        return torch.zeros_like(self.factor.basis)
+
+    def local(self, leaf: Tensor) -> Tensor:
+        """Return ``X``."""
+        tangent = self.to_eigenbasis(leaf) / self.weight
+        if not self.unit:
+            return tangent
+        values = diagonal(tangent)
+        return tangent - torch.diag_embed(values.mean(-1, keepdim=True).expand_as(values))
+
+    def length(self, step: Tensor) -> Tensor:
+        """Return the spectral norm of ``X``."""
+        return torch.linalg.eigvalsh(step).abs().amax() / self.weight
+
+    def move(self, step: Tensor) -> Matrix:
+        """Follow the step and carry the frame along."""
+        factor, turn = self.retraction(self.factor, self.local(step))
+        factor = factor.with_unit_determinant() if self.unit else factor
+        return replace(self, factor=factor, turn=self.turn @ turn)
+
+    def to_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return ``O^T X O``."""
+        return symmetrize(transpose(self.turn) @ vector @ self.turn)
+
+    def from_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return ``O X O^T``."""
+        return symmetrize(self.turn @ vector @ transpose(self.turn))
+
+    def metrics(self, exponents: Tensor) -> Tensor:
+        """Return ``(d_i d_j)^a (d_i / d_j)^c``, made symmetric."""
+        logs = _centered_logs(self.factor)[..., :, None]
+        a, c = exponents.reshape(-1, 2, *[1] * logs.ndim).unbind(1)
+        return symmetrize(((a + c) * logs + (a - c) * transpose(logs)).exp())
+
+
+@dataclass(frozen=True)
+class Positive:
+    """Positive numbers: a diagonal factor, or the scale of a Kronecker product.
+
+    Attributes:
+        factor: the diagonal matrix of the numbers.
+        weight: length of a unit step in their logarithms.
+        unit: whether the product of the numbers stays one.
+    """
+
+    factor: Diagonal
+    weight: float
+    unit: bool
+
+    def leaf(self) -> Tensor:
+        """Return zeros."""
+        return torch.zeros_like(self.factor.eigs)
+
+    def local(self, leaf: Tensor) -> Tensor:
+        """Return the change of the logarithms."""
+        logs = leaf / self.weight
+        return logs - logs.mean(-1, keepdim=True) if self.unit else logs
+
+    def length(self, step: Tensor) -> Tensor:
+        """Return the largest change of a logarithm."""
+        return step.abs().amax() / self.weight
+
+    def move(self, step: Tensor) -> Positive:
+        """Multiply by the exponentials of the step."""
+        factor = Diagonal(check_range(self.factor.eigs * self.local(step).exp()))
+        return replace(self, factor=factor.with_unit_determinant() if self.unit else factor)
+
+    def to_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return the vector: the axes are the eigenvectors."""
+        return vector
+
+    def from_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return the vector."""
+        return vector
+
+    def metrics(self, exponents: Tensor) -> Tensor:
+        """Return ``d_i^(2a)``, the diagonal of what a full factor would have."""
+        logs = _centered_logs(self.factor)
+        return (2 * exponents[:, 0].reshape(-1, *[1] * logs.ndim) * logs).exp()
+
+
+@dataclass(frozen=True)
+class Euclidean:
+    """An ordinary tensor."""
+
+    tensor: Tensor
+
+    def leaf(self) -> Tensor:
+        """Return the tensor."""
+        return self.tensor.clone()
+
+    def local(self, leaf: Tensor) -> Tensor:
+        """Return the leaf."""
+        return leaf
+
+    def length(self, step: Tensor) -> Tensor:
+        """Return zero: there is no eigenvalue here."""
+        return step.new_zeros(())
+
+    def move(self, step: Tensor) -> Euclidean:
+        """Add the step."""
+        return Euclidean(self.tensor + step)
+
+    def to_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return the vector."""
+        return vector
+
+    def from_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return the vector."""
+        return vector
+
+    def metrics(self, exponents: Tensor) -> Tensor:
+        """Return ones."""
+        return self.tensor.new_ones(len(exponents), *self.tensor.shape)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A matrix and ordinary tensors beside it.
+
+    Attributes:
+        S: the matrix.
+        blocks: the scale of a Kronecker product, all factors that can move, the tensors.
+    """
+
+    S: SPD
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def start(cls, S: SPD | Tensor, retraction: str | Retraction = "geodesic", name: str = "S") -> Point:
+        """Return a point with fresh frames and without Euclidean tensors.
+
+        Args:
+            S: a symmetric positive-definite tensor, or ``Full``, ``Diagonal`` or ``Kronecker``.
+            retraction: how full factors follow a step: a name or a function (:mod:`eigenstep.manifold.retractions`).
+            name: what the matrix is called, for error messages.
+        """
+        S = _checked(S, name)
+        follow = find_retraction(retraction)
+        total, product = math.prod(S.sizes), isinstance(S, Kronecker)
+        blocks: list[Block] = []
+        if isinstance(S, Kronecker):
+            blocks.append(Positive(Diagonal(S.scale[..., None]), total**0.5, unit=False))
+        for factor, size in zip(factors_of(S), S.sizes, strict=True):
+            weight = (total / size) ** 0.5
+            if isinstance(factor, Full):
+                turn = torch.eye(size, dtype=factor.eigs.dtype, device=factor.eigs.device).expand_as(factor.basis)
+                blocks.append(Matrix(factor, turn, weight, product, follow))
+            elif not isinstance(factor, Identity):
+                blocks.append(Positive(factor, weight, product))
+        return cls(S, tuple(blocks))
+
+    def with_blocks(self, blocks: Sequence[Block]) -> Point:
+        """Return a point of the same structure with other blocks."""
+        moved = iter([block.factor for block in blocks if isinstance(block, (Matrix, Positive))])
+        if not isinstance(self.S, Kronecker):
+            return Point(next(moved), tuple(blocks))
+        scale = next(moved).eigs[..., 0]
+        factors = (Identity(f.eigs.to(scale)) if isinstance(f, Identity) else next(moved) for f in self.S.factors)
+        return Point(Kronecker(scale, tuple(factors)), tuple(blocks))
+
+    @property
+    def others(self) -> tuple[Tensor, ...]:
+        """The Euclidean tensors."""
+        return tuple(block.tensor for block in self.blocks if isinstance(block, Euclidean))
+
+    def leaves(self) -> list[Tensor]:
+        """Return what to differentiate with respect to, for each block."""
+        return [block.leaf().requires_grad_() for block in self.blocks]
+
+    def local(self, leaves: Sequence[Tensor]) -> tuple[Local, list[Tensor]]:
+        """Return the matrix as a function of the leaves, and the Euclidean tensors among them."""
+        queue = [block.local(leaf) for block, leaf in zip(self.blocks, leaves, strict=True)]
+        log_scale = queue.pop(0)[..., 0] if isinstance(self.S, Kronecker) else None
+        tangents = [
+            torch.zeros_like(factor.eigs) if isinstance(factor, Identity) else queue.pop(0)
+            for factor in factors_of(self.S)
+        ]
+        return Local(self.S, tangents, log_scale), queue
+
+    def length(self, step: Tensor) -> float:
+        """Return by how much a step changes the logarithms of eigenvalues at most."""
+        return max(block.length(part).item() for block, part in self._split(step))
+
+    def move(self, step: Tensor) -> Point:
+        """Return the point after a step, given as a flat vector."""
+        return self.with_blocks([block.move(part) for block, part in self._split(step)])
+
+    def to_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return flat coordinates in the eigenbases of the factors."""
+        return torch.cat([block.to_eigenbasis(part).flatten() for block, part in self._split(vector)])
+
+    def from_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return flat coordinates as they are used elsewhere: the inverse of :meth:`to_eigenbasis`."""
+        return torch.cat([block.from_eigenbasis(part).flatten() for block, part in self._split(vector)])
+
+    def metrics(self, exponents: Tensor) -> Tensor:
+        """Return diagonal metrics in the eigenbases of the factors (:mod:`eigenstep.manifold.metric`).
+
+        Args:
+            exponents: ``a`` and ``c`` of each metric, shape ``(K, 2)``.
+
+        Returns:
+            One flat vector for each metric, shape ``(K, n)``.
+        """
+        return torch.cat([block.metrics(exponents).flatten(1) for block in self.blocks], 1)
+
+    def _split(self, step: Tensor) -> list[tuple[Block, Tensor]]:
+        shapes = [block.leaf().shape for block in self.blocks]
+        parts = torch.split(step, [shape.numel() for shape in shapes])
+        return [(block, part.reshape(shape)) for block, part, shape in zip(self.blocks, parts, shapes, strict=True)]
+
+
+def _centered_logs(factor: Full | Diagonal) -> Tensor:
+    """Return the logarithms of the eigenvalues, relative to their mean: metrics do not depend on units."""
+    logs = factor.eigs.log()
+    return logs - logs.mean(-1, keepdim=True)
+
+
+def _checked(S: SPD | Tensor, name: str) -> SPD:
+    """Return a matrix in spectral form and full precision, after a look at its eigenvalues."""
+    if isinstance(S, Tensor):
+        S = Full.from_dense(S.detach())
+        worst = S.condition().max().item()
+        if worst > 0.1 / torch.finfo(S.eigs.dtype).eps:
+            raise ValueError(
+                f"{name} must be positive definite beyond rounding, but its condition number is {worst:.3g}"
+            )
+    elif not isinstance(S, SPD):
+        raise TypeError(f"{name} must be a tensor, Full, Diagonal or Kronecker, got {type(S).__name__}")
+    check_finite(S.spectrum, f"the spectrum of {name}")
+    check_positive(S.spectrum, name)
+    return S.to(S.spectrum.dtype)

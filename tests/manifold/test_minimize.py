@@ -1,0 +1,300 @@
+"""`minimize_spd` against solutions known in closed form, and its manners with bad input."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stdout
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from eigenstep import Diagonal, Full, Kronecker
+from eigenstep.manifold import Local, Result, minimize_spd
+from eigenstep.manifold.directions import METHODS
+from eigenstep.manifold.metric import Metric
+
+from .problems import log_det, nearness, random_spd
+
+
+@pytest.mark.parametrize("retraction", ["geodesic", "spectral"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_finds_the_inverse(method: str, retraction: str) -> None:
+    Q = random_spd(8, 20.0)
+    fun, least = log_det(Q)
+    result = minimize_spd(fun, torch.eye(8), method=method, retraction=retraction, max_iter=3000)
+    assert result.success, result.message
+    assert result.fun == pytest.approx(least, abs=1e-9)
+    assert_close(result.S.dense(), torch.linalg.inv(Q), rtol=1e-4, atol=1e-4)
+
+
+def test_nearness_takes_few_gradients_at_any_condition() -> None:
+    for condition in (10.0, 1e3, 1e5):
+        fun, _ = nearness(random_spd(20, condition))
+        result = minimize_spd(fun, torch.eye(20), gtol=0.0, callback=lambda r: r.fun < 1e-8)
+        assert result.fun < 1e-8
+        assert result.ngrad <= 60, condition
+
+
+def test_the_letter_of_the_paper_converges_where_eigenvalues_differ() -> None:
+    Q = random_spd(5, 4.0)
+    fun, least = log_det(Q)
+    result = minimize_spd(fun, random_spd(5, 3.0), method="gradient", retraction="paper", max_iter=3000)
+    assert result.fun == pytest.approx(least, abs=1e-8)
+
+
+def test_correlation_matrix_from_the_identity() -> None:
+    """A unit diagonal: the letter of the paper never leaves the axes, ours does."""
+    Q = 0.9 ** (torch.arange(10)[:, None] - torch.arange(10)).abs().double()
+    fun, least = log_det(Q)
+    assert minimize_spd(fun, torch.eye(10)).fun == pytest.approx(least, abs=1e-9)
+    assert minimize_spd(fun, torch.eye(10), retraction="spectral").fun == pytest.approx(least, abs=1e-9)
+    stuck = minimize_spd(fun, torch.eye(10), retraction="paper")
+    assert not stuck.success
+    assert "no step" in stuck.message
+
+
+def test_dense_and_factored_objectives_are_the_same_function() -> None:
+    Q = random_spd(6)
+
+    def factored(S: Local) -> Tensor:
+        return S.matmul(Q).diagonal().sum() - S.logdet()
+
+    one, two = minimize_spd(log_det(Q)[0], torch.eye(6)), minimize_spd(factored, torch.eye(6), factored=True)
+    assert_close(one.S.dense(), two.S.dense(), rtol=1e-6, atol=1e-8)
+    assert one.ngrad == two.ngrad
+
+
+def test_diagonal_structure_is_kept() -> None:
+    Q = random_spd(5)
+    result = minimize_spd(log_det(Q)[0], Diagonal.identity(5))
+    assert isinstance(result.S, Diagonal)
+    assert_close(result.S.eigs, 1 / Q.diagonal(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kinds", [("full", "full"), ("full", "diagonal"), ("identity", "full")])
+def test_kronecker_maximum_likelihood(kinds: tuple[str, str]) -> None:
+    """The flip-flop equations of the matrix normal hold at the minimum."""
+    X = torch.randn(40, 3, 4) * torch.linspace(1, 3, 4) @ torch.randn(4, 4)
+
+    def fun(S: Local) -> Tensor:
+        return -S.log_prob(X).mean()
+
+    result = minimize_spd(fun, Kronecker.identity((3, 4), kinds=kinds), factored=True)
+    S = result.S
+    assert isinstance(S, Kronecker)
+    assert result.success, result.message
+    left, right = (factor.dense() for factor in S.factors)
+    if kinds[1] == "full":
+        expected = 3 * torch.linalg.inv(S.scale * torch.einsum("kij,il,klm->jm", X, left, X) / len(X))
+        assert_close(right, expected, rtol=1e-5, atol=1e-6)
+    if kinds[0] == "full":
+        expected = 4 * torch.linalg.inv(S.scale * torch.einsum("kij,jl,kml->im", X, right, X) / len(X))
+        assert_close(left, expected, rtol=1e-5, atol=1e-6)
+    assert_close(S.factors[0].logdet(), torch.tensor(0.0), atol=1e-10, rtol=0)
+
+
+def test_batch_is_minimized_jointly() -> None:
+    Q = random_spd(4, batch=(3,))
+    result = minimize_spd(lambda S: (S * Q).sum() - torch.logdet(S).sum(), Full.identity(4, (3,)))
+    assert_close(result.S.dense(), torch.linalg.inv(Q), rtol=1e-5, atol=1e-6)
+
+
+def test_joint_with_euclidean_tensors() -> None:
+    data = torch.randn(200, 3) @ torch.randn(3, 3) + torch.tensor([1.0, -2.0, 5.0])
+
+    def fun(S: Local, mean: Tensor) -> Tensor:
+        return -S.log_prob(data - mean, power=1).mean()
+
+    result = minimize_spd(fun, torch.eye(3), torch.zeros(3), factored=True)
+    assert result.success, result.message
+    assert_close(result.x[0], data.mean(0), rtol=1e-5, atol=1e-6)
+    assert_close(result.S.dense(), torch.cov(data.T, correction=0), rtol=1e-5, atol=1e-6)
+
+
+def test_stochastic_objective_with_fixed_steps_and_momentum() -> None:
+    data = torch.randn(2000, 4) * torch.tensor([1.0, 2.0, 3.0, 0.5])
+    draws = torch.Generator().manual_seed(0)
+
+    def fun(S: Local) -> Tensor:
+        part = data[torch.randint(len(data), (50,), generator=draws)]
+        return -S.log_prob(part, power=1).mean()
+
+    result = minimize_spd(
+        fun, torch.eye(4), factored=True, lr=lambda k: 0.5 / (1 + 0.05 * k), momentum=0.5, max_iter=400
+    )
+    covariance = data.T @ data / len(data)
+    distance = torch.linalg.solve(covariance, result.S.dense()) - torch.eye(4)
+    assert distance.norm() < 0.2
+    assert result.ngrad == 401
+    assert result.message.startswith("max_iter")
+
+
+def test_float32_works() -> None:
+    Q = random_spd(5).float()
+    result = minimize_spd(log_det(Q)[0], torch.eye(5, dtype=torch.float32), gtol=1e-3)
+    assert result.success
+    assert result.S.spectrum.dtype == torch.float32
+
+
+def test_result_tells_what_was_done() -> None:
+    fun, least = log_det(random_spd(5))
+    calls = 0
+
+    def counted(S: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return fun(S)
+
+    seen: list[Result] = []
+    result = minimize_spd(counted, torch.eye(5), callback=seen.append)
+    assert result.nfev == calls
+    assert result.ngrad == len(result.history) == result.history[-1].ngrad
+    assert len(seen) == len(result.history) - 1  # the last point already met the criterion
+    assert result.fun == min(iterate.fun for iterate in result.history)
+    assert result.history[-1].gradient_norm <= 1e-6
+    assert "gtol" in result.message
+    stopped = minimize_spd(fun, torch.eye(5), callback=lambda r: r.fun < least + 0.1)
+    assert stopped.message == "the callback asked to stop"
+    assert stopped.ngrad < result.ngrad
+
+
+def test_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    with redirect_stdout(io.StringIO()) as output:
+        minimize_spd(log_det(random_spd(3))[0], torch.eye(3), progress=True)
+    assert "gradient" in output.getvalue()
+    monkeypatch.setitem(__import__("sys").modules, "rich.progress", None)
+    with pytest.raises(ImportError, match="pip install"):
+        minimize_spd(log_det(random_spd(3))[0], torch.eye(3), progress=True)
+
+
+# What can go wrong.
+
+
+def test_ill_conditioned_problem_stays_positive_definite() -> None:
+    """Condition 1e12: a dense log-det would lose all digits of the small eigenvalues, the factored one does not."""
+    Q = random_spd(6, 1e12)
+
+    def fun(S: Local) -> Tensor:
+        return S.matmul(Q).diagonal().sum() - S.logdet()
+
+    result = minimize_spd(fun, torch.eye(6), factored=True, gtol=1e-4, max_iter=300)
+    assert (result.S.spectrum > 0).all()
+    assert_close(result.S.spectrum.sort().values, (1 / torch.linalg.eigvalsh(Q)).sort().values, rtol=1e-3, atol=0)
+
+
+def test_unbounded_objective_ends_with_a_message() -> None:
+    result = minimize_spd(lambda S: -torch.logdet(S), torch.eye(3), max_iter=2000)
+    assert not result.success
+    assert (result.S.spectrum > 0).all()
+    assert torch.isfinite(result.S.spectrum).all()
+
+
+def test_infinite_barrier_is_never_crossed() -> None:
+    def fun(S: Tensor) -> Tensor:
+        room = 2 - torch.linalg.eigvalsh(S).max()
+        return S.trace().neg() - 0.01 * room.log()  # NaN beyond the barrier
+
+    result = minimize_spd(fun, torch.eye(4), max_iter=200)
+    assert torch.linalg.eigvalsh(result.S.dense()).max() < 2
+    assert result.fun < -7.5
+
+
+def test_fixed_steps_that_diverge_say_so() -> None:
+    fun, _ = log_det(1e3 * random_spd(4))
+    result = minimize_spd(lambda S: fun(S).exp(), 1e-3 * torch.eye(4), lr=1e3, max_step=50.0)
+    assert not result.success
+    assert "lower lr" in result.message
+    assert (result.S.spectrum > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("start", "error", "message"),
+    [
+        (torch.diag(torch.tensor([1.0, -1.0])), ValueError, "S0|matrix must be positive definite"),
+        (torch.zeros(2, 2), ValueError, "positive definite"),
+        (torch.diag(torch.tensor([1.0, 1e-17])), ValueError, "beyond rounding"),
+        (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), ValueError, "symmetric"),
+        (torch.full((2, 2), torch.nan), ValueError, "finite"),
+        (torch.ones(3, 2), ValueError, "square"),
+        (torch.eye(2, dtype=torch.int64), TypeError, "floating-point"),
+        (Diagonal(torch.tensor([1.0, -2.0])), ValueError, "eigenvalue -2"),
+        ([[1.0]], TypeError, "S0 must be a tensor"),
+    ],
+)
+def test_infeasible_starts(start: Tensor, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        minimize_spd(torch.sum, start)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"method": "newton"}, ValueError, "method must be one of lbfgs"),
+        ({"retraction": "qr"}, ValueError, "retraction must be one of geodesic"),
+        ({"retraction": 3}, TypeError, "retraction must be a function"),
+        ({"lr": -1.0}, ValueError, "lr must be"),
+        ({"momentum": 0.5}, ValueError, "momentum needs"),
+        ({"lr": 0.1, "momentum": 2.0}, ValueError, "momentum must be"),
+        ({"max_step": 0.0}, ValueError, "max_step"),
+        ({"gtol": float("nan")}, ValueError, "gtol"),
+        ({"max_iter": 0}, ValueError, "max_iter"),
+        ({"callback": 1}, TypeError, "callback"),
+        ({"x0": torch.tensor([torch.inf])}, ValueError, r"x0\[0\] must be finite"),
+        ({"x0": torch.ones(2, dtype=torch.float32)}, TypeError, r"x0\[0\] must be"),
+    ],
+)
+def test_bad_options(options: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        minimize_spd(lambda S, *x: S.sum(), torch.eye(2), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fun", [lambda S: S, lambda S: 1.0, lambda S: S.detach().sum(), lambda S: torch.tensor(1.0)])
+def test_objectives_that_cannot_be_differentiated(fun: object) -> None:
+    with pytest.raises(TypeError, match="fun must return one number"):
+        minimize_spd(fun, torch.eye(2))  # type: ignore[arg-type]
+
+
+def test_objective_that_is_not_finite_at_the_start() -> None:
+    with pytest.raises(ValueError, match="fun must be finite at S0, got nan"):
+        minimize_spd(lambda S: S.sum() * torch.nan, torch.eye(2))
+
+
+def test_gradient_that_is_not_finite_ends_the_search() -> None:
+    result = minimize_spd(lambda S: (S[0, 1] ** 2).sqrt() + S.trace(), torch.eye(2))
+    assert not result.success
+    assert result.message == "the gradient is not finite"
+
+
+# The metric that L-BFGS starts from.
+
+
+@pytest.mark.parametrize(
+    ("exponents", "fun"),
+    [
+        ((0.0, 0.0), lambda S, Q: (S @ Q).trace() - torch.logdet(S)),
+        ((0.0, 1.0), lambda S, Q: (S @ Q - torch.eye(len(Q))).square().sum()),
+        ((1.0, 0.0), lambda S, Q: (S - torch.linalg.inv(Q)).square().sum()),
+        ((-1.0, 0.0), lambda S, Q: (torch.linalg.inv(S) - Q).square().sum()),
+    ],
+)
+def test_metric_of_typical_problems_is_recognized(exponents: tuple[float, float], fun: object) -> None:
+    Q = random_spd(8, 1e3)
+    chosen: list[Metric] = []
+
+    class Recorder(METHODS["lbfgs"]):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            chosen.append(self._metric)
+
+    METHODS["recorder"] = Recorder
+    try:
+        near = torch.linalg.inv(Q)
+        minimize_spd(
+            lambda S: fun(S, Q), near + 0.2 * near.diagonal().min() * torch.eye(8), method="recorder", max_iter=8
+        )  # type: ignore[operator]
+    finally:
+        del METHODS["recorder"]
+    assert tuple(chosen[-1].exponents.tolist()) == exponents
