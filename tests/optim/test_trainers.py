@@ -1,0 +1,180 @@
+"""`Spectral` inside the training loops that people use, each from its own package."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+from eigenstep import Spectral
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here needs to be downloaded
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages, about their own affairs
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(64, 6, generator=generator)
+    return TensorDataset(x, torch.stack([x.sum(1), x[:, 0] * x[:, 1], x[:, 2].sin()], 1))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+
+
+def by_hand(epochs: int) -> tuple[nn.Module, list[float]]:
+    """Train with a plain loop, the reference for all others: batches of 16 in order, rates that fall."""
+    model, losses = network(), []
+    optimizer = Spectral(model.parameters(), 0.02)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+    for _ in range(epochs):
+        for x, y in DataLoader(data(), batch_size=16):
+            optimizer.zero_grad()
+            loss = mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            losses.append(loss.item())
+    return model, losses
+
+
+def assert_same(model: nn.Module, expected: nn.Module) -> None:
+    for w, twin in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(w, twin)
+
+
+class TestLightning:
+    def trainer(self, path: Path, epochs: int) -> Any:
+        lightning = pytest.importorskip("pytorch_lightning")
+        return lightning.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            default_root_dir=path,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+
+    def module(self) -> Any:
+        lightning = pytest.importorskip("pytorch_lightning")
+
+        class Regression(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.network = network()
+
+            def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+                return mse_loss(self.network(batch[0]), batch[1])
+
+            def configure_optimizers(self) -> Any:
+                optimizer = Spectral(self.network.parameters(), 0.02)
+                scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+                return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+        return Regression()
+
+    def test_trains_as_by_hand(self, tmp_path: Path) -> None:
+        module = self.module()
+        self.trainer(tmp_path, epochs=6).fit(module, DataLoader(data(), batch_size=16))
+        expected, losses = by_hand(epochs=6)
+        assert losses[-1] < losses[0] / 2
+        assert_same(module.network, expected)
+
+    def test_resumes_from_its_checkpoint(self, tmp_path: Path) -> None:
+        first = self.trainer(tmp_path, epochs=3)
+        first.fit(self.module(), DataLoader(data(), batch_size=16))
+        first.save_checkpoint(tmp_path / "half.ckpt")
+        module = self.module()
+        self.trainer(tmp_path, epochs=6).fit(
+            module, DataLoader(data(), batch_size=16), ckpt_path=tmp_path / "half.ckpt"
+        )
+        assert_same(module.network, by_hand(epochs=6)[0])
+
+
+class TestAccelerate:
+    def prepared(self, **options: Any) -> tuple[Any, nn.Module, Any, Any, Any]:
+        accelerate = pytest.importorskip("accelerate")
+        accelerator = accelerate.Accelerator(cpu=True, **options)
+        model = network()
+        optimizer = Spectral(model.parameters(), 0.02)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+        return accelerator, *accelerator.prepare(model, optimizer, DataLoader(data(), batch_size=16), scheduler)
+
+    def run(self, epochs: int, accelerator: Any, model: nn.Module, optimizer: Any, loader: Any, scheduler: Any) -> None:
+        for _ in range(epochs):
+            for x, y in loader:
+                with accelerator.accumulate(model):
+                    accelerator.backward(mse_loss(model(x), y))
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
+
+    def test_trains_as_by_hand(self) -> None:
+        prepared = self.prepared()
+        self.run(6, *prepared)
+        assert_same(prepared[1], by_hand(epochs=6)[0])
+
+    def test_resumes_from_its_checkpoint(self, tmp_path: Path) -> None:
+        prepared = self.prepared()
+        self.run(3, *prepared)
+        prepared[0].save_state(str(tmp_path))
+        prepared = self.prepared()
+        prepared[0].load_state(str(tmp_path))
+        self.run(3, *prepared)
+        assert_same(prepared[1], by_hand(epochs=6)[0])
+
+    def test_accumulates_gradients(self) -> None:
+        prepared = self.prepared(gradient_accumulation_steps=2)
+        self.run(2, *prepared)
+        assert prepared[2].optimizer.param_groups[0]["count"] == 4
+
+
+class TestTransformers:
+    def trained(self, path: Path, steps: int, resume: str | None = None) -> Any:
+        transformers = pytest.importorskip("transformers")
+        pytest.importorskip("accelerate")
+        transformers.set_seed(0)
+        config = transformers.LlamaConfig(
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=16,
+        )
+        model = transformers.LlamaForCausalLM(config)
+        start = torch.arange(64)[:, None]
+        texts = (start + 3 * torch.arange(12)) % 32  # every character is three after the one before
+        examples = [{"input_ids": text, "labels": text} for text in texts]
+        optimizer = Spectral(model.named_parameters(), 0.01)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
+        arguments = transformers.TrainingArguments(
+            output_dir=str(path),
+            max_steps=steps,
+            per_device_train_batch_size=8,
+            save_steps=10,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = transformers.Trainer(model, arguments, train_dataset=examples, optimizers=(optimizer, scheduler))
+        trainer.train(resume_from_checkpoint=resume)
+        return model
+
+    def test_trains_and_resumes(self, tmp_path: Path) -> None:
+        whole = self.trained(tmp_path / "whole", steps=20)
+        texts = (torch.arange(32)[:, None] + 3 * torch.arange(12)) % 32
+        with torch.no_grad():
+            logits = whole(texts).logits
+        assert cross_entropy(logits[:, :-1].flatten(0, 1), texts[:, 1:].flatten()) < 1.5, "guessing costs log(32) = 3.5"
+        resumed = self.trained(tmp_path / "again", steps=20, resume=str(tmp_path / "whole" / "checkpoint-10"))
+        assert_same(resumed, whole)
