@@ -34,11 +34,11 @@ TASKS: Mapping[str, Callable[..., Task]] = {
 }
 # The settings are what `--search` found to be best, see GRID.
 SCHEMES: Mapping[str, Setting] = {
-    "diagonal": Setting("diagonal", start=5),
-    "paper, normalized": Setting("normalized", start=8, gap=0.1, rate=1.9),
-    "paper, exact": Setting("moore_penrose", start=8, gap=0.1, basis_lr=0.05),
+    "diagonal": Setting("diagonal", start=12),
+    "paper, normalized": Setting("normalized", start=12, gap=0.3, rate=1.9),
+    "paper, exact": Setting("moore_penrose", start=5, gap=0.1, basis_lr=0.05),
     "bounded": Setting("bounded", start=12),
-    "bounded + memory": Setting("bounded", start=8, memory=True),
+    "bounded + memory": Setting("bounded", start=12, memory=True),
     "bounded + memory, Rayleigh": Setting("bounded", start=5, memory=True, rayleigh=True),
     "bounded, 2 rates": Setting("bounded", start=12, basis_lr=0.1),
     "bounded + memory, 2 rates": Setting("bounded", start=12, basis_lr=0.1, memory=True),
