@@ -1,6 +1,5 @@
 """The command as people use it: started, killed, interrupted and started again."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -66,7 +65,7 @@ def test_interrupted_it_keeps_everything_and_says_how_to_go_on(tmp_path, capsys)
     def interrupt():
         while len(read(tmp_path / "log.csv")) < 4:
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
     watcher = threading.Thread(target=interrupt)
     watcher.start()
@@ -79,14 +78,14 @@ def test_interrupted_it_keeps_everything_and_says_how_to_go_on(tmp_path, capsys)
 
 
 def test_a_second_interruption_ends_at_once():
+    before = signal.getsignal(signal.SIGINT)
     with command.asked_to_stop() as stop:
         assert not stop()
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         assert stop()
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 SMALLER = {
