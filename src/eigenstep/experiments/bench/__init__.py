@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -47,4 +48,24 @@ def versions() -> dict[str, str]:
     """Name the versions that figures depend on."""
     import torch
 
-    return {"eigenstep": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {
+        "eigenstep": __version__,
+        "commit": commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def commit() -> str:
+    """Name the commit that this code is at, and whether it has changes; "unknown" outside of a repository."""
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return answer.stdout.strip()

@@ -25,6 +25,7 @@ from ..console import UserError, print_table, track, write_json
 from ..plots import figure, save
 from ..registry import OPTIMIZERS, build
 from ..tasks import TASKS, Task, train
+from . import commit
 
 MAIN = ("spectral", "spectral_fast", "adamw", "muon", "soap", "klsoap")
 WEIGHT_DECAY = 0.1
@@ -130,7 +131,7 @@ def _run(item: Run, directory: Path) -> None:
         steps=item.steps,
         seed=item.seed,
     )
-    write_json(directory / item.file, {**asdict(item), **asdict(record)})
+    write_json(directory / item.file, {"commit": commit(), **asdict(item), **asdict(record)})
 
 
 def summarize(results: dict[Run, dict[str, Any]]) -> list[dict[str, Any]]:
