@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,6 @@ import torch
 from eigenstep import cli
 from eigenstep.experiments import prediction
 from eigenstep.experiments.bench import curvature
-from eigenstep.experiments.console import UserError
 from eigenstep.experiments.prediction import Layers, Setting
 from eigenstep.spd import Full, Kronecker
 
@@ -84,7 +84,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def result(written: Path) -> dict[str, Any]:
-    return curvature.read(written)
+    return dict(json.loads(written.read_text())["result"])
 
 
 def test_figures_are_finite_and_in_the_expected_order(result: dict[str, Any]) -> None:
@@ -120,19 +120,6 @@ def test_verdicts_follow_from_the_figures(result: dict[str, Any]) -> None:
         assert verdict["holds"] == (verdict["ours"] - verdict["exact"] <= allowed)
 
 
-def test_earlier_figures_are_shown_again(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# Mine\n\n<!-- figures -->\nstale\n<!-- end of figures -->\n\nThe end.\n")
-    options = ["--read", str(written), "--markdown", str(page), "--plot", str(tmp_path / "again.png")]
-    assert cli.main(["bench", "curvature", *options]) == 0
-    assert "digits, blocks.0, late" in capsys.readouterr().out
-    text = page.read_text()
-    assert text.startswith("# Mine\n")
-    assert text.endswith("The end.\n")
-    assert "stale" not in text
-    assert curvature.markdown(curvature.read(written)) in text
-
-
 def test_search_keeps_the_best_and_shows_what_it_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     gradients = random_matrix((6, 4), torch.float32).sample((80, 1, 1), power=1.0)
@@ -154,24 +141,15 @@ def test_impossible_options(options: list[str], text: str, capsys: pytest.Captur
     assert text in capsys.readouterr().err
 
 
-def test_files_that_are_not_ours(tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text('{"result": 3}')
-    with pytest.raises(UserError, match="does not hold figures of this benchmark"):
-        curvature.read(tmp_path / "other.json")
-    (tmp_path / "page.md").write_text("no marks")
-    with pytest.raises(UserError, match="must have the lines"):
-        curvature.fill(tmp_path / "page.md", "table")
-
-
 class TestPublishedResults:
     """What docs/curvature.md says, against docs/results/curvature.json and the benchmark as it is now."""
 
     @pytest.fixture
     def published(self) -> dict[str, Any]:
-        return curvature.read(DOCS / "results" / "curvature.json")
+        return dict(json.loads((DOCS / "results" / "curvature.json").read_text())["result"])
 
-    def test_the_page_shows_them(self, published: dict[str, Any]) -> None:
-        assert curvature.markdown(published) in (DOCS / "curvature.md").read_text()
+    def test_tables_follow_from_the_figures(self, published: dict[str, Any]) -> None:
+        assert [asdict(table) for table in curvature.summary_tables(published)] == published["tables"]
 
     def test_they_are_of_the_present_settings(self, published: dict[str, Any]) -> None:
         assert published["settings"] == {name: asdict(setting) for name, setting in curvature.SCHEMES.items()}

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
 from eigenstep import Spectral
+from eigenstep.experiments.bench.step import peak_memory
 from eigenstep.optim import kernel
 
 from .problems import Problem, final
@@ -106,18 +106,6 @@ class TestCompile:
         optimizer = Spectral([nn.Parameter(torch.ones(2))], compile=True)
         assert copy.deepcopy(optimizer)._kernel is not kernel.step
         assert copy.deepcopy(Spectral([nn.Parameter(torch.ones(2))]))._kernel is kernel.step
-
-
-def peak_memory(function: Callable[[], object]) -> tuple[int, int]:
-    """Return the most bytes that were allocated at a time while a function ran, and what remained."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        function()
-    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak, live
 
 
 def state_bytes(optimizer: Spectral) -> int:

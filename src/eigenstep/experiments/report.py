@@ -13,7 +13,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from .console import atomic_write, print_table, require, write_json
+from .console import atomic_write, require, write_json
 from .plots import figure
 from .results import Panel, Result, Table, Verdict
 
@@ -122,16 +122,6 @@ def pictures(result: Result) -> dict[str, bytes]:
     return written
 
 
-def print_verdicts(title: str, verdicts: Sequence[Verdict]) -> None:
-    """Print what was claimed, what was measured, and whether the claim holds."""
-    rows = [(v.claim, v.scheme, f"{v.quantity}: {v.measured}", _word(v)) for v in verdicts]
-    print_table(title, ("the paper's claim", "scheme", "measured", "verdict"), rows)
-
-
-def _word(verdict: Verdict) -> str:
-    return "holds" if verdict.holds else "does not hold"
-
-
 def write_report(path: Path, sections: Sequence[Section], origin: Mapping[str, Any]) -> None:
     """Write one HTML page with all figures, tables, verdicts, settings and versions."""
     verdicts = [v for s in sections if isinstance(s.result, Result) for v in s.result.verdicts]
@@ -171,7 +161,7 @@ def _verdict_cells(verdict: Verdict) -> str:
     tone = "yes" if verdict.holds else "no"
     cells = (verdict.claim, verdict.scheme, f"{verdict.quantity}: {verdict.measured}")
     texts = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f"{texts}<td class='{tone}'>{_word(verdict)}</td>"
+    return f"{texts}<td class='{tone}'>{verdict.word}</td>"
 
 
 def _section(section: Section) -> str:

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from .bench import versions
-from .console import UserError
+from .console import UserError, print_table
 from .figures import FIGURES
-from .report import Section, print_verdicts, write_figure, write_report
-from .results import Result
+from .report import Section, write_figure, write_report
+from .results import Result, verdict_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> None:
         sections.append(section)
         if isinstance(section.result, Result):
             write_figure(args.directory, section, origin)
-            print_verdicts(section.title, section.result.verdicts)
+            table = verdict_table(section.title, section.result.verdicts)
+            print_table(table.title, table.columns, table.rows)
             print(f"Numbers and pictures written to {args.directory / name}.json, .png and .svg")
         else:
             print(f"{section.title}: {section.result}")

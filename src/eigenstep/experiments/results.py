@@ -43,7 +43,12 @@ class Verdict:
     @property
     def measured(self) -> str:
         """The measured figure and its limit, to be read after `quantity`."""
-        return f"{self.value:.3g} (must be {'≥' if self.at_least else '≤'} {self.limit:g})"
+        return f"{self.value:.4g} (must be {'≥' if self.at_least else '≤'} {self.limit:g})"
+
+    @property
+    def word(self) -> str:
+        """The verdict in words."""
+        return "holds" if self.holds else "does not hold"
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,12 @@ class Table:
     columns: Row
     rows: Sequence[Row]
     timed: bool = False
+
+
+def verdict_table(title: str, verdicts: Sequence[Verdict]) -> Table:
+    """Say what was claimed, what was measured, and whether the claim holds."""
+    rows = [(v.claim, v.scheme, f"{v.quantity}: {v.measured}", v.word) for v in verdicts]
+    return Table(title, ("claim", "scheme", "measured", "verdict"), rows, timed=any(v.timed for v in verdicts))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Measure eigenstep against other methods. Each benchmark prints a table; --json FILE keeps the figures.
+"""Measure eigenstep against other methods. Each benchmark prints tables; --json FILE keeps the figures.
 
-A benchmark is a module with `add_arguments(parser)` and `run(args)`, which prints its table and returns the
-figures as plain dicts, lists, strings and numbers. To add one, write its module and add one line to BENCHMARKS.
+A benchmark is a module with `add_arguments(parser)` and `run(args)`, which returns the figures as plain dicts, lists,
+strings and numbers. What it returns under "tables" is printed, and `eigenstep bench pages` puts it into documentation.
+To add a benchmark, write its module and add one line to BENCHMARKS.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from ... import __version__
 from ...cli import Command, add_commands
-from ..console import write_json
+from ..console import print_table, write_json
 
 BENCHMARKS: Mapping[str, Command] = {
     "curvature": Command(
@@ -24,6 +25,7 @@ BENCHMARKS: Mapping[str, Command] = {
     "precision": Command("eigenstep.experiments.bench.precision", "float32 against bfloat16, and the drift of bases"),
     "training": Command("eigenstep.experiments.bench.training", "held-out loss of small transformers, by optimizer"),
     "all": Command("eigenstep.experiments.bench.every", "run every benchmark with its defaults", computes=False),
+    "pages": Command("eigenstep.experiments.bench.pages", "put the tables of --json files into pages", computes=False),
 }
 
 
@@ -37,8 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the chosen benchmark and, if asked, writes what it returned."""
+    """Run the chosen benchmark, print its tables and, if asked, write what it returned."""
     result = args.benchmark(args)
+    for table in (result or {}).get("tables", ()):
+        print_table(table["title"], table["columns"], table["rows"])
     if args.json and result is not None:
         write_json(args.json, {"command": args.command, **versions(), "result": result})
         print(f"Figures written to {args.json}")

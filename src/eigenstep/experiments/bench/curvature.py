@@ -10,11 +10,9 @@ every step. Bases are float32 or bfloat16, and turn at every step or at every se
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from ..console import UserError, print_table, track
 from ..data import find
 from ..plots import figure, save
 from ..prediction import LR, Layers, Setting, follow, record, stack
+from ..results import Table
 from ..tasks import Task, picture_task, text_task
 
 TASKS: Mapping[str, Callable[..., Task]] = {
@@ -83,10 +82,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="all schemes in bfloat16 and every 2 steps, not ours only")
     parser.add_argument("--quick", action="store_true", help="100 steps of a narrow network with one block, on digits")
     parser.add_argument("--search", action="store_true", help="search the best setting of each scheme; takes an hour")
-    parser.add_argument("--read", type=Path, metavar="FILE", help="show the figures of an earlier --json FILE")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="put the tables into a page, between its <!-- figures --> marks"
-    )
     parser.add_argument(
         "--plot", default="runs/bench/curvature.png", help="where the picture goes (default: %(default)s)"
     )
@@ -102,13 +97,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise UserError(f"--seeds must be at least 1, got {args.seeds}")
     if args.search:
         return search(recordings(args, [SEARCH_SEED]))
-    result = read(args.read) if args.read else measure(recordings(args, range(args.seeds)), args.full)
-    for title, columns, rows in (*layer_tables(result), *summary_tables(result)):
-        print_table(title, columns, rows)
+    result = measure(recordings(args, range(args.seeds)), args.full)
+    for table in layer_tables(result):
+        print_table(table.title, table.columns, table.rows)
     draw(result, args.plot)
-    if args.markdown:
-        fill(args.markdown, markdown(result))
-    return result
+    return {**result, "tables": [asdict(table) for table in summary_tables(result)]}
 
 
 def recordings(args: argparse.Namespace, seeds: Any) -> dict[str, list[Layers]]:
@@ -209,9 +202,6 @@ def search(recorded: Mapping[str, list[Layers]]) -> dict[str, Any]:
     return {"chosen": chosen, "tried": [{**asdict(setting), **found} for setting, found in tried.items()]}
 
 
-Table = tuple[str, list[str], list[list[str]]]
-
-
 def layer_tables(result: Mapping[str, Any]) -> Iterator[Table]:
     """Give the figures of each layer, a table for each block of a network and period."""
     for task, found in result["figures"].items():
@@ -223,7 +213,8 @@ def layer_tables(result: Mapping[str, Any]) -> Iterator[Table]:
                     [scheme, *(f"{runs['fp32']['layers'][name][period]:.2f}" for name in inside)]
                     for scheme, runs in found.items()
                 ]
-                yield f"{task}, {block}, {period}", ["scheme", *(name.split(".")[-2] for name in inside)], rows
+                columns = ["scheme", *(name.split(".")[-2] for name in inside)]
+                yield Table(f"{task}, {block}, {period}", columns, rows)
 
 
 def summary_tables(result: Mapping[str, Any]) -> Iterator[Table]:
@@ -236,7 +227,7 @@ def summary_tables(result: Mapping[str, Any]) -> Iterator[Table]:
                 if any(v in runs for v in pair)
             ]
             columns = ["scheme", *(f"{v.split(',')[0]} {p}" for v in pair for p in PERIODS)]
-            yield f"{task}: mean predictive NLL, turning {title}", columns, rows
+            yield Table(f"{task}: mean predictive NLL, turning {title}", columns, rows)
     rows = [
         [
             *(v[key] for key in ("task", "variant", "period")),
@@ -247,34 +238,7 @@ def summary_tables(result: Mapping[str, Any]) -> Iterator[Table]:
         for v in result["verdicts"]
     ]
     columns = ["task", "variant", "period", "best minus exact", "allowed", "verdict"]
-    yield "Our best against an exact eigendecomposition at every step", columns, rows
-
-
-def markdown(result: Mapping[str, Any]) -> str:
-    """Return the summary tables as Markdown."""
-    parts = []
-    for title, columns, rows in summary_tables(result):
-        lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
-        parts.append("\n".join([f"**{title}**", "", *(f"| {' | '.join(line)} |" for line in lines)]))
-    return "\n\n".join(parts)
-
-
-def fill(path: Path, text: str) -> None:
-    """Replace what a page has between its marks."""
-    begin, end = "<!-- figures -->\n", "<!-- end of figures -->\n"
-    page = path.read_text() if path.exists() else begin + end
-    if begin not in page or end not in page:
-        raise UserError(f"{path} must have the lines {begin.strip()} and {end.strip()}, to know where the tables go")
-    head, rest = page.split(begin, 1)
-    path.write_text(f"{head}{begin}\n{text}\n\n{end}{rest.split(end, 1)[1]}")
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Return the figures that an earlier run wrote."""
-    try:
-        return dict(json.loads(path.read_text())["result"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} does not hold figures of this benchmark ({error!r})") from error
+    yield Table("Our best against an exact eigendecomposition at every step", columns, rows)
 
 
 def draw(result: Mapping[str, Any], path: str) -> None:

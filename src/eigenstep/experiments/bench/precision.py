@@ -9,7 +9,8 @@ records how far its bases drift from orthogonal, ||B^T B - I||_F / sqrt(n), in e
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from torch import nn
 
 from ...maps import orthogonality_defect
 from ...optim import Spectral
-from ..console import print_table, track
+from ..console import track
 from ..plots import save_lines
+from ..results import Table, Verdict, verdict_table
 from ..tasks import TASKS, train
 
 BF16 = torch.bfloat16
@@ -64,6 +66,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         defects = drift(args.drift_steps, SETTINGS[name][1])
         curves[name] = (list(defects), list(defects.values()))
         results[name]["largest_defect"] = max(defects.values())
+    save_lines(args.plot, curves, title="Drift of the bases", x="step", y="orthogonality defect")
+    found = list(verdicts(results))
+    title = f"{args.task}, {args.steps} steps, mean of {args.seeds} seeds"
+    tables = (loss_table(title, results), verdict_table("Low precision against float32", found))
+    return {"settings": results, "verdicts": [asdict(v) for v in found], "tables": [asdict(t) for t in tables]}
+
+
+def loss_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Show the losses and how far the bases drifted."""
     reference = results["float32"]["loss"]
     rows = [
         (
@@ -75,13 +86,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         )
         for name, r in results.items()
     ]
-    print_table(
-        f"{args.task}, {args.steps} steps, mean of {args.seeds} seeds",
-        ("setting", "held-out loss", "against float32", "error", f"largest defect in {args.drift_steps} steps"),
-        rows,
-    )
-    save_lines(args.plot, curves, title="Drift of the bases", x="step", y="orthogonality defect")
-    return results
+    return Table(title, ("setting", "held-out loss", "against float32", "error", "largest defect of a basis"), rows)
+
+
+def verdicts(results: Mapping[str, Mapping[str, Any]]) -> Iterator[Verdict]:
+    """Compare every setting with float32, and the drift of the bases with what we allow."""
+    for name, found in results.items():
+        if name != "float32":
+            ratio = found["loss"] / results["float32"]["loss"]
+            yield Verdict("loses at most 1 % against float32", name, "ratio of held-out losses", ratio, 1.01)
+        if "largest_defect" in found:
+            defect = found["largest_defect"]
+            yield Verdict("bases stay orthogonal", name, "largest defect", defect, 1e-2)
 
 
 def drift(steps: int, options: dict[str, Any], size: int = 64) -> dict[int, float]:

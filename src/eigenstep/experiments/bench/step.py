@@ -2,7 +2,8 @@
 
 All optimizers step the same tensors in turn, round after round, so that a busy machine disturbs them alike; the figures
 are medians. Gradients are random: what a step costs does not depend on them. Every second step turns or recomputes the
-preconditioner (`--interval`), and both kinds of step count.
+preconditioner (`--interval`), and both kinds of step count. "Peak" is the memory that a step takes for a while on top
+of weights, gradients and state.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..console import print_table, track
+from ..console import track
 from ..plots import save_lines
 from ..registry import OPTIMIZERS, build
+from ..results import Table, Verdict, verdict_table
 
 Shapes = list[tuple[str, tuple[int, ...]]]
 
@@ -57,16 +61,43 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print a table for each model, and draw cost against width."""
     torch.set_num_threads(args.threads)
     results = {name: measure(MODELS[name], args) for name in args.models}
-    for name, found in results.items():
-        rows = [
-            (key, f"{r['ms']:.1f}", f"{r['gflop']:.2f}", f"{r['state_bytes_per_parameter']:.1f}")
-            for key, r in found.items()
-        ]
-        print_table(f"One step on {name}", ("optimizer", "CPU ms", "matmul GFLOP", "state B/parameter"), rows)
     widths = {name: int(name.split("-")[1]) for name in results if name.startswith("vit")}
     curves = {key: ([widths[m] for m in widths], [results[m][key]["ms"] for m in widths]) for key in args.optimizers}
     save_lines(args.plot, curves, title="Cost of an optimizer step", x="width", y="CPU ms per step", log=True)
-    return results
+    found = list(verdicts(results))
+    tables = [cost_table(name, costs) for name, costs in results.items()]
+    tables += [verdict_table("Against other optimizers", found)] if found else []
+    return {"models": results, "verdicts": [asdict(v) for v in found], "tables": [asdict(t) for t in tables]}
+
+
+def cost_table(model: str, costs: Mapping[str, Mapping[str, float]]) -> Table:
+    """Show what a step costs on one model."""
+    columns = ("optimizer", "CPU ms", "matmul GFLOP", "state B/parameter", "peak B/parameter")
+    rows = [
+        (key, f"{c['ms']:.1f}", f"{c['gflop']:.2f}", f"{c['state']:.1f}", f"{c['peak']:.1f}")
+        for key, c in costs.items()
+    ]
+    return Table(f"One step on {model}", columns, rows, timed=True)
+
+
+CLAIMS = (
+    ("spectral", "soap", "ms", 0.6),
+    ("spectral", "klshampoo", "ms", 0.5),
+    ("spectral_fast", "muon", "ms", 1.0),
+    ("spectral_fast", "muon", "gflop", 1.0),
+)
+"""What we claim at widths 256 and 384: scheme, rival, what is compared, and the largest ratio."""
+
+
+def verdicts(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[Verdict]:
+    """Compare costs with those of other optimizers."""
+    for model in (name for name in results if name.endswith(("-256", "-384"))):
+        for ours, rival, what, limit in CLAIMS:
+            if {ours, rival} <= set(results[model]):
+                ratio = results[model][ours][what] / results[model][rival][what]
+                unit = {"ms": "CPU time", "gflop": "matmul work"}[what]
+                claim = f"costs at most {limit:g} × {rival}"
+                yield Verdict(claim, ours, f"ratio of {unit} on {model}", ratio, limit, timed=what == "ms")
 
 
 def measure(shapes: Shapes, args: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -93,14 +124,36 @@ def measure(shapes: Shapes, args: argparse.Namespace) -> dict[str, dict[str, flo
         found[key] = {
             "ms": statistics.median(times[key]),
             "gflop": counter.get_total_flops() / args.interval / 1e9,
-            "state_bytes_per_parameter": state_bytes(optimizer) / count,
+            "state": state_bytes(optimizer) / count,
+            "peak": max(_peak(optimizer, params, generator) for _ in range(args.interval)) / count,
         }
     return found
 
 
-def _step(optimizer: Optimizer, params: list[Tensor], generator: torch.Generator) -> float:
+def _give_gradients(params: list[Tensor], generator: torch.Generator) -> None:
     for param in params:
         param.grad = torch.randn(param.shape, generator=generator) * 1e-3
+
+
+def _peak(optimizer: Optimizer, params: list[Tensor], generator: torch.Generator) -> int:
+    _give_gradients(params, generator)
+    return peak_memory(optimizer.step)[0]
+
+
+def peak_memory(function: Callable[[], object]) -> tuple[int, int]:
+    """Return the most bytes that were allocated at a time while a function ran, and what remained."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        function()
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak, live
+
+
+def _step(optimizer: Optimizer, params: list[Tensor], generator: torch.Generator) -> float:
+    _give_gradients(params, generator)
     start = time.process_time()
     optimizer.step()
     return time.process_time() - start

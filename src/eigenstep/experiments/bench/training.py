@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 
-from ..console import UserError, print_table, track, write_json
+from ..console import UserError, track, write_json
 from ..plots import figure, save
 from ..registry import OPTIMIZERS, build
+from ..results import Table, Verdict, verdict_table
 from ..tasks import TASKS, Task, train
 from . import commit
 
@@ -90,11 +91,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         long_results = execute(long, args.directory, args.jobs, "Long")
         summary["long"] = summarize(long_results)
         results = {**results, **long_results}
-    for part, rows in summary.items():
-        show(part, rows)
     for steps in sorted({r.steps for r in results}):
         draw({r: x for r, x in results.items() if r.steps == steps}, args.directory / f"loss-{steps}.png")
-    return summary
+    found = [verdict for part, rows in summary.items() for verdict in verdicts(part, rows)]
+    tables = [loss_table(part, rows) for part, rows in summary.items()]
+    tables += [verdict_table("Against other optimizers", found)] if found else []
+    commits = sorted({x.get("commit", "unknown") for x in results.values()})
+    kept = {"verdicts": [asdict(v) for v in found], "tables": [asdict(t) for t in tables], "commits": commits}
+    return {**summary, **kept}
 
 
 def execute(runs: list[Run], directory: Path, jobs: int, title: str) -> dict[Run, dict[str, Any]]:
@@ -171,25 +175,57 @@ def _mean(values: Iterable[float | None]) -> float:
     return sum(found) / len(found)
 
 
-def show(part: str, rows: list[dict[str, Any]]) -> None:
-    """Print one part of the study."""
-    print_table(
-        f"{part.capitalize()}: held-out loss at the best learning rate",
-        ("task", "optimizer", "best lr", "loss", "± over seeds", "error", "optimizer ms", "step ms"),
-        [
-            (
-                row["task"],
-                row["optimizer"],
-                f"{row['lr']:g}",
-                f"{row['loss']:.4f}",
-                "" if row["spread"] is None else f"{row['spread']:.4f}",
-                f"{row['error']:.1%}",
-                f"{row['optimizer_ms']:.1f}",
-                f"{row['step_ms']:.1f}",
-            )
-            for row in rows
-        ],
-    )
+def loss_table(part: str, rows: list[dict[str, Any]]) -> Table:
+    """Show one part of the study."""
+    columns = ("task", "optimizer", "best lr", "loss", "± over seeds", "error", "optimizer ms", "step ms")
+    cells = [
+        (
+            row["task"],
+            row["optimizer"],
+            f"{row['lr']:g}",
+            f"{row['loss']:.4f}",
+            "" if row["spread"] is None else f"{row['spread']:.4f}",
+            f"{row['error']:.1%}",
+            f"{row['optimizer_ms']:.1f}",
+            f"{row['step_ms']:.1f}",
+        )
+        for row in rows
+    ]
+    return Table(f"{part.capitalize()}: held-out loss at the best learning rate", columns, cells, timed=True)
+
+
+def verdicts(part: str, rows: list[dict[str, Any]]) -> Iterator[Verdict]:
+    """Judge our optimizers by their ratio of held-out losses to others', over all tasks.
+
+    Args:
+        part: Which part of the study.
+        rows: What `summarize` gave.
+    """
+    losses = {(row["task"], row["optimizer"]): row for row in rows}
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    present = {row["optimizer"] for row in rows}
+
+    def ratios(ours: str, rivals: Sequence[str]) -> list[float]:
+        return [losses[t, ours]["loss"] / min(losses[t, rival]["loss"] for rival in rivals) for t in tasks]
+
+    good = ("soap", "klsoap")
+    if {"spectral", *good} <= present:
+        found = ratios("spectral", good)
+        wanted = -(-2 * len(tasks) // 3)
+        count = float(sum(ratio <= 1 for ratio in found))
+        claim = "as good as SOAP and KL-SOAP on two tasks of three"
+        yield Verdict(claim, "spectral", f"{part}: tasks of {len(tasks)}", count, wanted, at_least=True)
+        claim = "never more than 1 % behind the better of SOAP and KL-SOAP"
+        yield Verdict(claim, "spectral", f"{part}: largest ratio of losses", max(found), 1.01)
+    for ours, rival in (("spectral", "muon"), ("spectral", "adamw"), ("spectral_fast", "muon")):
+        if {ours, rival} <= present:
+            claim = f"at least as good as {rival} on every task"
+            yield Verdict(claim, ours, f"{part}: largest ratio of losses", max(ratios(ours, [rival])), 1.0)
+    if {"spectral", "adamw"} <= present and all(len(row["loss_by_lr"]) > 1 for row in rows):
+        claim = "better than AdamW at the learning rate that suits AdamW best"
+        best = {task: losses[task, "adamw"] for task in tasks}
+        at = [losses[t, "spectral"]["loss_by_lr"][f"{row['lr']:g}"] / row["loss"] for t, row in best.items()]
+        yield Verdict(claim, "spectral", f"{part}: largest ratio of losses", max(at), 1.0)
 
 
 def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
