@@ -6,6 +6,7 @@ import base64
 import functools
 import inspect
 import io
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -87,9 +88,11 @@ def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _hide_divergence(ax: Any, panel: Panel) -> None:
     """Cut the axis where curves that blow up would flatten all others."""
-    starts = [curve.quantile(0.5)[0] for curve in panel.curves.values()]
+    medians = [curve.quantile(0.5) for curve in panel.curves.values()]
+    # Distances between schemes start at nothing, so that what most curves reach counts as well.
+    usual = statistics.median(max(values) for values in medians)
     bottom, top = ax.get_ylim()
-    ax.set_ylim(bottom, min(top, 30 * max(starts)))
+    ax.set_ylim(bottom, min(top, 30 * max(usual, *(values[0] for values in medians))))
 
 
 def write_figure(directory: Path, section: Section, origin: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("figure", metavar="FIGURE", choices=[*FIGURES, "all"], help=f"{names}, or all")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="few seeds, short runs: minutes for all figures (default)")
-    size.add_argument("--full", action="store_true", help="many seeds, long runs: hours for all figures")
+    size.add_argument("--full", action="store_true", help="many seeds, long runs: an hour or two for all figures")
     parser.add_argument("--seed", type=int, default=0, help="decides all random numbers (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="where to compute, for example cuda (default: %(default)s)")
     parser.add_argument(

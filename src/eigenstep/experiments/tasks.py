@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Generator, Tensor, nn
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from .data import load_images, load_text
+from .hiera import Hiera
 from .models import GPT, ViT
 
 Batch = tuple[Tensor, Tensor]
@@ -62,10 +64,19 @@ class Record:
 
 def picture_task(name: str, patch: int, batch_size: int = 32, width: int = 64, depth: int = 2) -> Task:
     """Classify pictures of a dataset with a small vision transformer."""
-    images = load_images(name)
+    return _classification(name, name, batch_size, partial(ViT, patch=patch, width=width, depth=depth))
+
+
+def hiera_task(name: str, patch: int, depths: tuple[int, ...], batch_size: int = 32, width: int = 16) -> Task:
+    """Classify pictures of a dataset with a small hierarchical vision transformer."""
+    return _classification(name, f"{name}-hiera", batch_size, partial(Hiera, patch=patch, width=width, depths=depths))
+
+
+def _classification(dataset: str, name: str, batch_size: int, network: Callable[..., nn.Module]) -> Task:
+    images = load_images(dataset)
 
     def model(seed: int) -> nn.Module:
-        return ViT(images.shape, len(images.classes), patch=patch, width=width, depth=depth, seed=seed)
+        return network(images.shape, len(images.classes), seed=seed)
 
     return Task(name, model, lambda generator, train: images.batch(batch_size, generator, train=train), 256)
 
@@ -85,6 +96,8 @@ TASKS: Mapping[str, Callable[[], Task]] = {
     "cifar-10": lambda: picture_task("cifar-10", patch=8),
     "shakespeare": lambda: text_task("shakespeare"),
     "digits": lambda: picture_task("digits", patch=2),
+    "fashion-mnist-hiera": lambda: hiera_task("fashion-mnist", patch=7, depths=(1, 2)),
+    "cifar-10-hiera": lambda: hiera_task("cifar-10", patch=4, depths=(1, 1, 2)),
 }
 """The tasks by name; digits needs no download."""
 

@@ -51,7 +51,7 @@ class Run:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to train."""
-    tasks = [name for name in TASKS if name != "digits"]
+    tasks = ["fashion-mnist", "cifar-10", "shakespeare"]
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=tasks, help="tasks (default: %(default)s)")
     others = [name for name in OPTIMIZERS if name != "soap_reference"]  # one SOAP is enough
     parser.add_argument(

@@ -31,7 +31,7 @@ from .matching import FIXED_POINT, ITERATES, Scheme, Settings, compare, final_di
 from .matching import run as match
 
 QUICK = Settings(sizes=(100,), seeds=5, steps=1500, lr=0.002)
-FULL = Settings(sizes=(100,), seeds=20, steps=10_000, lr=0.0005)
+FULL = Settings(sizes=(100,), seeds=10, steps=5000, lr=0.001)
 
 
 def schemes(start: Tensor, lr: float) -> dict[str, Scheme]:

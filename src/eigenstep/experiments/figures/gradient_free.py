@@ -50,7 +50,7 @@ class Settings:
 
 
 QUICK = Settings(dimension=5, seeds=30, generations=1000)
-FULL = Settings(dimension=10, seeds=50, generations=5000)
+FULL = Settings(dimension=10, seeds=50, generations=3000)
 
 
 @dataclass(frozen=True)

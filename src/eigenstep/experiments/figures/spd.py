@@ -61,7 +61,7 @@ class Settings:
 
 
 QUICK = Settings(dimension=60, seeds=8, steps=250)
-FULL = Settings(dimension=60, seeds=20, steps=1500, lr_nearness=0.01, lr_log_det=0.02)
+FULL = Settings(dimension=60, seeds=20, steps=1000, lr_nearness=0.01, lr_log_det=0.02)
 
 
 @dataclass(frozen=True)

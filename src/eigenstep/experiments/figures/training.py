@@ -59,7 +59,7 @@ class RoundedWeights(nn.Module):
 
 def load_task(name: str, device: torch.device) -> Task:
     """Return a task on a device; digits, which need no download, take the place of a dataset that is not here."""
-    task = TASKS[name if find(name) else "digits"]()
+    task = TASKS[name if find(name.removesuffix("-hiera")) else "digits"]()
 
     def batch(generator: Generator, train: bool) -> Batch:
         inputs, targets = task.batch(generator, train)
