@@ -3,8 +3,9 @@
 Small versions of the paper's experiment: a vision transformer with two blocks of width 64 on Fashion-MNIST, and a
 hierarchical one (Hiera) whose width grows from 16 to 64 on CIFAR-10. Weights and gradients are bfloat16, and so are the
 states of all optimizers but SOAP, which cannot decompose matrices in half precision; products are computed in float32,
-as accelerators accumulate them. SOAP and ours update their preconditioners every two iterations. Each scheme chooses its learning rate with a seed of its own, then
-trains with other seeds. With p = 1 and p = 4, whose steps have other sizes, steps get the size of Adam's (grafting).
+as accelerators accumulate them. SOAP and ours update their preconditioners every two iterations. Each
+scheme chooses its learning rate with a seed of its own, then trains with other seeds. With p = 1 and p = 4, whose steps
+have other sizes, steps get the size of Adam's (grafting).
 
 The paper trains models of 85.6 and 50.7 million parameters on ImageNet-like pictures for 210 epochs; its protocol can
 be run with `eigenstep train` and `eigenstep tune`. Times are CPU seconds on one thread: what they say about speed holds
