@@ -43,13 +43,13 @@ def test_gradient_is_the_slope_along_steps(structure: str, name: str) -> None:
     if name == "spectrum" and structure == "full tied":
         function = FUNCTIONS["logdet"]
     leaves = point.leaves()
-    gradient = _flat(torch.autograd.grad(function(point.local(leaves)[0]), leaves))
+    gradient = _flat(torch.autograd.grad(function(point.local(leaves)), leaves))
     step = _tangent(point, torch.randn_like(gradient))
 
     def value(size: float) -> Tensor:
         moved = point.move(size * step)
         with torch.no_grad():  # the sample needs the symmetric root, which a bare matrix does not use
-            return function(moved.local(moved.leaves())[0])
+            return function(moved.local(moved.leaves()))
 
     slope = (value(1e-5) - value(-1e-5)) / 2e-5
     assert_close(gradient.dot(step), slope, rtol=1e-6, atol=1e-6)
@@ -68,8 +68,7 @@ def _tangent(point: Point, vector: Tensor) -> Tensor:
 def test_values_are_those_of_the_matrix(structure: str) -> None:
     S = structures()[structure]
     point = Point.start(S)
-    local, others = point.local(point.leaves())
-    assert not others
+    local = point.local(point.leaves())
     for power in (1.0, -1.0, 0.5, 2.0):
         assert_close(local.dense(power), S.dense(power))
         assert_close(local.matmul(_events(S), power), S.matmul(_events(S), power))
@@ -84,16 +83,16 @@ def test_log_prob_is_that_of_torch() -> None:
     covariance, x = random_spd(4), torch.randn(5, 4)
     point = Point.start(covariance)
     expected = torch.distributions.MultivariateNormal(torch.zeros(4), covariance).log_prob(x)
-    assert_close(point.local(point.leaves())[0].log_prob(x, power=1), expected)
+    assert_close(point.local(point.leaves()).log_prob(x, power=1), expected)
     inverse = Point.start(torch.linalg.inv(covariance))
-    assert_close(inverse.local(inverse.leaves())[0].log_prob(x), expected)
+    assert_close(inverse.local(inverse.leaves()).log_prob(x), expected)
 
 
 def test_samples_have_the_covariance_and_its_gradient() -> None:
     covariance = random_spd(3)
     point = Point.start(covariance)
     leaves = point.leaves()
-    local = point.local(leaves)[0]
+    local = point.local(leaves)
     x = local.sample((200_000,), power=1)
     assert_close(torch.cov(x.detach().T), covariance, rtol=0.02, atol=0.05)
     # E ||x||^2 = tr S, whose gradient in local coordinates is diagonal: the eigenvalues.

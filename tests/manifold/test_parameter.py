@@ -151,6 +151,16 @@ def test_gradient_accumulates_and_weight_decay_does_nothing() -> None:
     assert_close(whole.matrix.dense(), halves.matrix.dense())
 
 
+def test_steps_written_past_autograd_are_followed() -> None:
+    """Some optimizers write to ``.data``, which changes no version counter."""
+    parameter = SPDParameter(torch.eye(2))
+    before = parameter.matrix.dense()
+    parameter.tangents[0].data.add_(torch.diag(torch.tensor([0.5, -1.0])))
+    assert_close(parameter().dense().detach(), torch.diag(torch.tensor([0.5, -1.0]).exp()))
+    assert_close(before, torch.eye(2))
+    assert not parameter.tangents[0].any()
+
+
 def test_matrix_has_no_gradient_and_structure_is_kept() -> None:
     for S in (Full.identity(3), Diagonal.identity(3), Kronecker.identity((2, 2))):
         matrix = SPDParameter(S).matrix

@@ -98,5 +98,5 @@ def test_baselines_stay_positive_definite_for_any_step() -> None:
 def test_unit_determinant_is_kept() -> None:
     S = Full.from_dense(random_spd(4)).with_unit_determinant()
     for retraction in RETRACTIONS.values():
-        block = Matrix(S, torch.eye(4), 1.5, True, retraction)
+        block = Matrix.of(S, torch.eye(4), 1.5, True, retraction)
         assert_close(block.move(symmetric(4)).factor.logdet(), torch.tensor(0.0), atol=1e-12, rtol=0)

@@ -12,6 +12,8 @@ With a dense matrix, a metric like the last one would take the solution of a Syl
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,8 @@ FAMILY = torch.tensor([(a, c) for a in (0.0, -0.5, 0.5, -1.0, 1.0) for c in (0.0
 """Pairs of exponents ``(a, c)`` to choose from."""
 FORGET = 0.8
 """How much of what was learned remains after another step."""
+GOOD = 0.1
+"""While the affine-invariant metric fits at least this well, no other is looked for: that would take an eigenbasis."""
 
 
 class Metric:
@@ -44,15 +48,24 @@ class Metric:
             step: flat coordinates of the step, with a positive ``step . change``.
             change: change of the gradient along it.
         """
+        curvature = step.dot(change).item()
+        lengths = change.dot(change).item()
+        misfit = math.log(step.dot(step).item() * lengths / curvature**2)
+        if misfit < GOOD and not self.exponents.any():
+            self._misfits = FORGET * self._misfits  # none can be better by more than this misfit
+            self._rate = curvature / lengths
+            return
         family = point.metrics(FAMILY.to(step))
-        s, y, curvature = point.to_eigenbasis(step), point.to_eigenbasis(change), step.dot(change)
-        lengths = family.reciprocal() @ y.square()
-        self._misfits = FORGET * self._misfits + ((family @ s.square()) * lengths).log() - 2 * curvature.log()
-        best = self._misfits.argmin()
-        self.exponents = FAMILY[best.to(FAMILY.device)]
-        self._rate = (curvature / lengths[best]).item()
+        s, y = point.to_eigenbasis(step), point.to_eigenbasis(change)
+        inverses = family.reciprocal() @ y.square()
+        self._misfits = FORGET * self._misfits + ((family @ s.square()) * inverses / curvature**2).log()
+        best = int(self._misfits.argmin())
+        self.exponents = FAMILY[best]
+        self._rate = curvature / inverses[best].item()
 
     def solve(self, point: Point, vector: Tensor) -> Tensor:
         """Return the inverse of the guessed Hessian times a vector of flat coordinates."""
+        if not self.exponents.any():
+            return self._rate * vector
         (metric,) = point.metrics(self.exponents[None].to(vector))
         return self._rate * point.from_eigenbasis(point.to_eigenbasis(vector) / metric)

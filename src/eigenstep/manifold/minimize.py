@@ -1,4 +1,4 @@
-"""Minimize a differentiable function of a positive-definite matrix, which stays in spectral form all the way."""
+"""Minimize a differentiable function of a positive-definite matrix, which stays one all the way."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ class Result:
     """What came out.
 
     Attributes:
-        S: the best matrix found (with fixed step sizes: the last), positive definite, of the structure of the start.
-        x: the Euclidean tensors that belong to it.
+        point: the best point found (with fixed step sizes: the last).
         fun: value of the objective there.
         ngrad: how many gradients were computed.
         nfev: how many values were computed; each gradient takes one, too.
@@ -49,14 +48,23 @@ class Result:
         history: what is known of each point on the way.
     """
 
-    S: SPD
-    x: tuple[Tensor, ...]
+    point: Point = field(repr=False)
     fun: float
     ngrad: int
     nfev: int
     message: str
     success: bool
     history: list[Iterate] = field(repr=False)
+
+    @property
+    def S(self) -> SPD:
+        """The matrix, positive definite, of the structure of the start."""
+        return self.point.S
+
+    @property
+    def x(self) -> tuple[Tensor, ...]:
+        """The Euclidean tensors that belong to it."""
+        return self.point.others
 
 
 def minimize_spd(
@@ -78,7 +86,8 @@ def minimize_spd(
     """Minimize a function over positive-definite matrices, and over Euclidean tensors beside them if there are any.
 
     Gradients come from autodiff; steps follow the affine-invariant (Fisher-Rao) geometry. The matrix is held as
-    ``B Diag(d) B^T`` all the way, so it cannot leave the cone of positive-definite matrices.
+    ``B Diag(d) B^T``, or by a frame ``F = B Diag(d)^1/2 O^T`` that is decomposed only when the eigenvalues are needed,
+    so it cannot leave the cone of positive-definite matrices.
 
     Args:
         fun: ``fun(S)`` or ``fun(S, *x)``, a scalar tensor that depends differentiably on its arguments. While the
@@ -123,7 +132,7 @@ def minimize_spd(
 
     def result(ending: Ending) -> Result:
         counts = objective.ngrad, objective.nfev
-        return Result(best.point.S, best.point.others, best.value, *counts, ending.message, ending.success, history)
+        return Result(best.point, best.value, *counts, ending.message, ending.success, history)
 
     with _bar(max_iter, progress) as show:
         while ending is None:

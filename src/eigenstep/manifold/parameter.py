@@ -47,14 +47,13 @@ class SPDParameter(nn.Module):
         super().__init__()
         self._template = Point.start(S, retraction)
         self.tangents = nn.ParameterList(nn.Parameter(leaf) for leaf in self._template.leaves())
-        self._versions = self._count()
         for index, block in enumerate(self._template.blocks):
             for name, tensor in _tensors(block).items():
                 self.register_buffer(f"{name}{index}", tensor.clone())
 
     def forward(self) -> Local:
         """Return the matrix, differentiable with respect to the parameters of this module."""
-        return self._settled().local(list(self.tangents))[0]
+        return self._settled().local(list(self.tangents))
 
     @property
     def matrix(self) -> SPD:
@@ -67,8 +66,6 @@ class SPDParameter(nn.Module):
         point = self._template.with_blocks(
             [self._filled(block, index) for index, block in enumerate(self._template.blocks)]
         )
-        if self._versions == self._count():
-            return point
         step = torch.cat([tangent.flatten() for tangent in self.tangents])
         if not torch.isfinite(step).all():
             raise ValueError("the optimizer has put NaN or infinity into the parameters of SPDParameter")
@@ -79,19 +76,14 @@ class SPDParameter(nn.Module):
                     self.get_buffer(f"{name}{index}").copy_(tensor)
             for tangent in self.tangents:
                 tangent.zero_()
-        self._versions = self._count()
         return point
-
-    def _count(self) -> list[tuple[int, int]]:
-        """Return which parameters there are and how often each was changed: what tells that there was a step."""
-        return [(id(tangent), tangent._version) for tangent in self.tangents]
 
     def _filled(self, block: Block, index: int) -> Block:
         """Return a block with the values of this module's buffers."""
         eigs = self.get_buffer(f"eigs{index}")
         if isinstance(block, Matrix):
             basis, turn = self.get_buffer(f"basis{index}"), self.get_buffer(f"turn{index}")
-            return replace(block, factor=Full(basis, eigs), turn=turn)
+            return Matrix.of(Full(basis, eigs), turn, block.weight, block.unit, block.retraction)
         assert isinstance(block, Positive)
         return replace(block, factor=Diagonal(eigs))
 

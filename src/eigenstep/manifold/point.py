@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -21,7 +22,7 @@ from ..curvature import factors_of
 from ..linalg import diagonal, symmetrize, transpose
 from ..spd import SPD, Diagonal, Full, Identity, Kronecker
 from .local import Local
-from .retractions import Retraction, check_range, find_retraction
+from .retractions import Retraction, check_frame, check_range, decompose, find_retraction, geodesic, stretch
 
 
 class Block(Protocol):
@@ -51,33 +52,74 @@ class Block(Protocol):
 
 @dataclass(frozen=True)
 class Matrix:
-    """A full factor, with a frame that is carried along as the matrix moves.
+    """A full factor ``S = F F^T``, by a frame ``F`` that is carried along as the matrix moves.
+
+    Coordinates are with respect to the frame, ``F e^X F^T``: along a geodesic, ``F e^(X/2)``, they are those of
+    parallel transport. The spectral form ``F = B D^1/2 O^T`` is computed when somebody asks for it, which a function of
+    dense matrices does not.
 
     Attributes:
-        factor: the matrix ``B Diag(d) B^T``.
-        turn: orthogonal ``O`` that takes local coordinates ``X`` to those of the carried frame, ``O X O^T``.
+        frame: ``F``, shape ``(*batch, n, n)``.
         weight: length of a unit step in local coordinates: the other factors of a Kronecker product repeat it.
         unit: whether the determinant stays one.
         retraction: how the factor follows a step.
+        known: the spectral form, if it is known already.
     """
 
-    factor: Full
-    turn: Tensor
+    frame: Tensor
     weight: float
     unit: bool
     retraction: Retraction
+    known: tuple[Full, Tensor] | None = None
+
+    @classmethod
+    def of(cls, factor: Full, turn: Tensor, weight: float, unit: bool, retraction: Retraction) -> Matrix:
+        """Return the block of a matrix in spectral form.
+
+        Args:
+            factor: ``B Diag(d) B^T``.
+            turn: orthogonal ``O`` that takes local coordinates ``X`` in the eigenbasis to ``O X O^T``, in the frame.
+            weight: see above.
+            unit: see above.
+            retraction: see above.
+        """
+        frame = factor.basis * factor.eigs.sqrt()[..., None, :] @ transpose(turn)
+        return cls(frame, weight, unit, retraction, (factor, turn))
+
+    @cached_property
+    def spectral(self) -> tuple[Full, Tensor]:
+        """The matrix and its turn ``O``."""
+        return self.known or decompose(self.frame)
+
+    @property
+    def factor(self) -> Full:
+        """The matrix ``B Diag(d) B^T``."""
+        return self.spectral[0]
+
+    @property
+    def turn(self) -> Tensor:
+        """The turn ``O`` from the eigenbasis to the frame."""
+        return self.spectral[1]
 
     def leaf(self) -> Tensor:
         """Return zeros."""
-        return torch.zeros_like(self.factor.basis)
+        return torch.zeros_like(self.frame)
 
-    def local(self, leaf: Tensor) -> Tensor:
-        """Return ``X``."""
-        tangent = self.to_eigenbasis(leaf) / self.weight
+    def tangent(self, leaf: Tensor) -> Tensor:
+        """Return the symmetric ``X`` of a leaf with respect to the frame, without a trace if the determinant stays."""
+        tangent = symmetrize(leaf) / self.weight
         if not self.unit:
             return tangent
         values = diagonal(tangent)
         return tangent - torch.diag_embed(values.mean(-1, keepdim=True).expand_as(values))
+
+    def dense(self, leaf: Tensor) -> Tensor:
+        """Return the matrix as a function of a leaf, to first order: ``F (I + X) F^T``."""
+        return self.frame @ (self.tangent(leaf) @ transpose(self.frame) + transpose(self.frame))
+
+    def local(self, leaf: Tensor) -> Tensor:
+        """Return ``X`` with respect to the eigenbasis."""
+        return self.to_eigenbasis(self.tangent(leaf))
 
     def length(self, step: Tensor) -> Tensor:
         """Return the spectral norm of ``X``."""
@@ -85,9 +127,14 @@ class Matrix:
 
     def move(self, step: Tensor) -> Matrix:
         """Follow the step and carry the frame along."""
+        if self.retraction is geodesic:
+            frame = check_frame(self.frame @ stretch(self.tangent(step)))
+            if self.unit:
+                frame = frame * (-torch.linalg.slogdet(frame)[1] / frame.shape[-1]).exp()[..., None, None]
+            return replace(self, frame=frame, known=None)
         factor, turn = self.retraction(self.factor, self.local(step))
         factor = factor.with_unit_determinant() if self.unit else factor
-        return replace(self, factor=factor, turn=self.turn @ turn)
+        return Matrix.of(factor, self.turn @ turn, self.weight, self.unit, self.retraction)
 
     def to_eigenbasis(self, vector: Tensor) -> Tensor:
         """Return ``O^T X O``."""
@@ -190,11 +237,11 @@ class Point:
     """A matrix and ordinary tensors beside it.
 
     Attributes:
-        S: the matrix.
+        like: a matrix of the same structure.
         blocks: the scale of a Kronecker product, all factors that can move, the tensors.
     """
 
-    S: SPD
+    like: SPD
     blocks: tuple[Block, ...]
 
     @classmethod
@@ -216,19 +263,24 @@ class Point:
             weight = (total / size) ** 0.5
             if isinstance(factor, Full):
                 turn = torch.eye(size, dtype=factor.eigs.dtype, device=factor.eigs.device).expand_as(factor.basis)
-                blocks.append(Matrix(factor, turn, weight, product, follow))
+                blocks.append(Matrix.of(factor, turn, weight, product, follow))
             elif not isinstance(factor, Identity):
                 blocks.append(Positive(factor, weight, product))
         return cls(S, tuple(blocks))
 
     def with_blocks(self, blocks: Sequence[Block]) -> Point:
         """Return a point of the same structure with other blocks."""
-        moved = iter([block.factor for block in blocks if isinstance(block, (Matrix, Positive))])
-        if not isinstance(self.S, Kronecker):
-            return Point(next(moved), tuple(blocks))
+        return Point(self.like, tuple(blocks))
+
+    @cached_property
+    def S(self) -> SPD:
+        """The matrix."""
+        moved = iter([block.factor for block in self.blocks if isinstance(block, (Matrix, Positive))])
+        if not isinstance(self.like, Kronecker):
+            return next(moved)
         scale = next(moved).eigs[..., 0]
-        factors = (Identity(f.eigs.to(scale)) if isinstance(f, Identity) else next(moved) for f in self.S.factors)
-        return Point(Kronecker(scale, tuple(factors)), tuple(blocks))
+        factors = (Identity(f.eigs.to(scale)) if isinstance(f, Identity) else next(moved) for f in self.like.factors)
+        return Kronecker(scale, tuple(factors))
 
     @property
     def others(self) -> tuple[Tensor, ...]:
@@ -239,15 +291,24 @@ class Point:
         """Return what to differentiate with respect to, for each block."""
         return [block.leaf().requires_grad_() for block in self.blocks]
 
-    def local(self, leaves: Sequence[Tensor]) -> tuple[Local, list[Tensor]]:
-        """Return the matrix as a function of the leaves, and the Euclidean tensors among them."""
+    def local(self, leaves: Sequence[Tensor]) -> Local:
+        """Return the matrix as a function of the leaves."""
         queue = [block.local(leaf) for block, leaf in zip(self.blocks, leaves, strict=True)]
-        log_scale = queue.pop(0)[..., 0] if isinstance(self.S, Kronecker) else None
+        log_scale = queue.pop(0)[..., 0] if isinstance(self.like, Kronecker) else None
         tangents = [
             torch.zeros_like(factor.eigs) if isinstance(factor, Identity) else queue.pop(0)
             for factor in factors_of(self.S)
         ]
-        return Local(self.S, tangents, log_scale), queue
+        return Local(self.S, tangents, log_scale)
+
+    def dense(self, leaves: Sequence[Tensor]) -> Tensor:
+        """Return the matrix as a function of the leaves, as an ordinary tensor."""
+        block = self.blocks[0]
+        return block.dense(leaves[0]) if isinstance(block, Matrix) else self.local(leaves).dense()
+
+    def split_others(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """Return those of the leaves that are Euclidean tensors."""
+        return [leaf for block, leaf in zip(self.blocks, leaves, strict=True) if isinstance(block, Euclidean)]
 
     def length(self, step: Tensor) -> float:
         """Return by how much a step changes the logarithms of eigenvalues at most."""

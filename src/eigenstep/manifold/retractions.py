@@ -7,6 +7,7 @@ coordinates of a tangent vector that is carried along to the new point, without 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -28,17 +29,39 @@ Retraction = Callable[[Full, Tensor], tuple[Full, Tensor]]
 def geodesic(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
     """Follow the geodesic ``F e^X F^T`` of the affine-invariant metric exactly, by a singular value decomposition.
 
-    The singular values of ``F e^(X/2)`` are the square roots of the new eigenvalues, which keeps twice as many digits
-    of the small ones as an eigendecomposition of the matrix itself would.
-
     Args:
         S: the current matrix, shape ``(*batch, n, n)``.
         tangent: symmetric ``X``, same shape.
     """
-    logs, vectors = torch.linalg.eigh(tangent)
-    stretch = vectors * (logs / 2).exp()[..., None, :] @ transpose(vectors)
-    frame = S.basis * S.eigs.sqrt()[..., None, :] @ stretch
-    check_range(frame.abs().amax(-1))
+    return decompose(check_frame(S.basis * S.eigs.sqrt()[..., None, :] @ stretch(tangent)))
+
+
+def stretch(tangent: Tensor) -> Tensor:
+    """Return ``e^(X/2)``, by a diagonal Pade approximant (exact to rounding) of ``X / 2^k``, squared ``k`` times.
+
+    Args:
+        tangent: symmetric ``X``, shape ``(*batch, n, n)``.
+    """
+    size = torch.linalg.matrix_norm(tangent).amax().item()
+    squarings = max(0, math.frexp(size)[1]) if math.isfinite(size) else 0  # so that ||X / 2^(k+1)|| < 1/2
+    x = tangent / 2 ** (squarings + 1)
+    square = x @ x
+    fourth = square @ square
+    identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    even = identity + square / 9 + fourth / 1008
+    odd = x @ (identity / 2 + square / 72 + fourth / 30240)
+    result = torch.linalg.solve(even - odd, even + odd)
+    for _ in range(squarings):
+        result = result @ result
+    return symmetrize(result)
+
+
+def decompose(frame: Tensor) -> tuple[Full, Tensor]:
+    """Return ``B Diag(d) B^T = F F^T`` and the turn ``O`` for which ``F = B D^1/2 O^T``.
+
+    The singular values of ``F`` are the square roots of the eigenvalues, which keeps twice as many digits of the small
+    ones as an eigendecomposition of the matrix itself would.
+    """
     basis, roots, turn = torch.linalg.svd(frame)
     return Full(basis, check_range(roots.square())), transpose(turn)
 
@@ -47,33 +70,50 @@ JACOBI: Rotation = partial(bounded, pairwise=True)
 """The Jacobi angle of each pair: turns equal eigenvalues, too, and suits exact gradients best."""
 
 
-def spectral(S: Full, tangent: Tensor, *, rotation: Rotation = JACOBI) -> tuple[Full, Tensor]:
-    """Take the paper's step: Cayley map for the basis, exponential map for the eigenvalues, no decomposition.
+def spectral(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
+    """Take the paper's step without any decomposition, made safe at equal eigenvalues and for long steps.
 
+    The basis turns by Jacobi angles, and the new eigenvalues are read off in the new basis: where all are equal,
+    turning alone would change nothing. A step that may change logarithms by more than one is taken in several parts.
     It agrees with :func:`geodesic` to first order.
 
     Args:
         S: the current matrix, shape ``(*batch, n, n)``.
         tangent: symmetric ``X``, same shape.
-        rotation: how the basis turns; see :mod:`eigenstep.rotation`.
     """
-    roots = S.eigs.sqrt()
-    change = S.basis @ (roots[..., :, None] * tangent * roots[..., None, :]) @ transpose(S.basis)
-    new = update(S, Dense(symmetrize(change)), lr=1.0, decay=0.0, rotation=rotation)
-    assert isinstance(new, Full)
-    between = transpose(S.basis) @ new.basis * (new.eigs.sqrt()[..., None, :] / roots[..., :, None])
-    check_range(new.eigs)
-    return new, _polar(between)
+    square = tangent @ tangent
+    longest = torch.linalg.matrix_norm(square @ square).amax().item() ** 0.25  # at least the spectral norm of X
+    parts = min(max(1, math.ceil(longest)), LONGEST) if math.isfinite(longest) else 1
+    new, part = S, tangent / parts
+    for _ in range(parts):
+        new, turn = _learn(new, part, JACOBI, rayleigh=True)
+        part = transpose(turn) @ part @ turn
+    return new, turn if parts == 1 else _turn_between(S, new)
+
+
+LONGEST = 100
+"""Into how many parts a step is cut at most."""
 
 
 def paper(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
-    """Take the paper's step to the letter, where nearly equal eigenvalues do not turn (Moore-Penrose inverse).
+    """Take the paper's step to the letter: Cayley map for the basis, exponential map for the eigenvalues.
+
+    Nearly equal eigenvalues do not turn (Moore-Penrose inverse).
 
     Args:
         S: the current matrix, shape ``(*batch, n, n)``.
         tangent: symmetric ``X``, same shape.
     """
-    return spectral(S, tangent, rotation=moore_penrose)
+    return _learn(S, tangent, moore_penrose, rayleigh=False)
+
+
+def _learn(S: Full, tangent: Tensor, rotation: Rotation, rayleigh: bool) -> tuple[Full, Tensor]:
+    """Let the one update of the paper learn the change ``B D^1/2 X D^1/2 B^T``, with gamma = 0."""
+    roots = S.eigs.sqrt()
+    change = S.basis @ (roots[..., :, None] * tangent * roots[..., None, :]) @ transpose(S.basis)
+    new = update(S, Dense(symmetrize(change)), lr=1.0, decay=0.0, rotation=rotation, rayleigh=rayleigh)
+    check_range(new.eigs)
+    return new, _turn_between(S, new)
 
 
 RETRACTIONS: dict[str, Retraction] = {"geodesic": geodesic, "spectral": spectral, "paper": paper}
@@ -99,11 +139,18 @@ def check_range(eigs: Tensor) -> Tensor:
     return eigs
 
 
-def _polar(matrix: Tensor) -> Tensor:
-    """Return the orthogonal ``U`` with ``M = P U`` and ``P`` positive definite, by Newton-Schulz steps."""
-    u = matrix / torch.linalg.matrix_norm(matrix, keepdim=True)
+def check_frame(frame: Tensor) -> Tensor:
+    """Return a frame ``F`` if the number format can hold the diagonal of ``F F^T``, and raise otherwise."""
+    check_range(frame.square().sum(-1))
+    return frame
+
+
+def _turn_between(old: Full, new: Full) -> Tensor:
+    """Return the orthogonal ``U`` with ``F^-1 F_new = P U`` and ``P`` positive definite, by Newton-Schulz steps."""
+    u = transpose(old.basis) @ new.basis * (new.eigs.sqrt()[..., None, :] / old.eigs.sqrt()[..., :, None])
+    u = u / torch.linalg.matrix_norm(u, keepdim=True)
     tolerance = u.shape[-1] * torch.finfo(u.dtype).eps
-    for _ in range(60):  # small singular values grow by half in each step: enough for ratios up to 1e10
+    for _ in range(100):  # small singular values grow by half in each step: enough for ratios up to 1e17
         previous, u = u, reorthonormalize(u)
         if (u - previous).abs().amax() <= tolerance:
             return u

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..checks import check_number
 from .directions import Direction
 from .point import Point
 
@@ -60,9 +61,9 @@ class Objective:
     def evaluate(self, point: Point) -> Evaluation:
         """Compute the value, in a way that the gradient can follow."""
         leaves = point.leaves()
-        matrix, others = point.local(leaves)
         with torch.enable_grad():
-            output = self.fun(matrix if self.factored else matrix.dense(), *others)
+            matrix = point.local(leaves) if self.factored else point.dense(leaves)
+            output = self.fun(matrix, *point.split_others(leaves))
         self.nfev += 1
         if not isinstance(output, Tensor) or output.numel() != 1 or not output.requires_grad:
             found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
@@ -129,9 +130,9 @@ def _armijo(
     objective: Objective, current: Evaluation, step: Tensor, slope: float, reference: float
 ) -> tuple[Evaluation, Tensor] | None:
     """Shorten a step until it wins enough; each time to where a parabola through what is known has its minimum."""
-    rounding = _rounding(current)
+    rounding, smallest = _rounding(current), torch.finfo(step.dtype).eps
     part = 1.0
-    while part == 1 or -part * slope > rounding:
+    while part == 1 or (-part * slope > rounding and part > smallest):
         found = objective.attempt(current.point, part * step)
         if found is None:
             part *= 0.1
@@ -176,7 +177,9 @@ def follow(
     while True:
         yield current, gradient
         velocity = momentum * velocity + gradient
-        step = -lr(iteration) * velocity
+        rate = lr(iteration)
+        check_number(rate, f"lr({iteration})", 0.0)
+        step = -rate * velocity
         step = _cut(current.point, step, max_step)
         found = objective.attempt(current.point, step)
         if found is None:
