@@ -13,7 +13,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{index}")
     for page in PAGES
-    for index, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    for index, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
 ]
 
 
@@ -36,3 +36,9 @@ def test_readme_learns_the_root(capsys: pytest.CaptureFixture[str]) -> None:
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_gallery_shows_every_example() -> None:
+    shown = set(re.findall(r'--8<-- "examples/(.*)\.py"', (ROOT / "docs" / "gallery.md").read_text()))
+    runnable = {p.stem for p in (ROOT / "examples").glob("*.py") if "__main__" in p.read_text()} - {"gallery"}
+    assert shown == runnable, "run `python examples/gallery.py`"
