@@ -3,7 +3,8 @@
     optimizer = build("soap", model.named_parameters(), lr=1e-3, weight_decay=0.01, interval=2)
 
 Learning rates mean about the same to all of them: an update has entries of size about `lr`. Weight decay is always
-decoupled (p ← p − lr · weight_decay · p). Everything else is left as its authors chose it.
+decoupled (p ← p − lr · weight_decay · p). Everything else is left as its authors chose it, but for what makes learning
+rates comparable: Muon's updates have the size of AdamW's (`match_rms_adamw`), Scalable Shampoo's that of RMSprop's.
 """
 
 from __future__ import annotations
