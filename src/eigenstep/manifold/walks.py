@@ -179,8 +179,8 @@ def follow(
         velocity = momentum * velocity + gradient
         rate = lr(iteration)
         check_number(rate, f"lr({iteration})", 0.0)
-        step = -rate * velocity
-        step = _cut(current.point, step, max_step)
+        step = _cut(current.point, -rate * velocity, max_step)
+        velocity = step / -rate if rate else velocity  # what was cut off is not kept, or it would come back
         found = objective.attempt(current.point, step)
         if found is None:
             return Ending(f"the objective or the matrix is not finite after step {iteration + 1}: lower lr", False)

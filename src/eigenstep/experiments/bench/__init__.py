@@ -24,6 +24,9 @@ BENCHMARKS: Mapping[str, Command] = {
     "step": Command("eigenstep.experiments.bench.step", "CPU time, matrix work and memory of an optimizer step"),
     "precision": Command("eigenstep.experiments.bench.precision", "float32 against bfloat16, and the drift of bases"),
     "training": Command("eigenstep.experiments.bench.training", "held-out loss of small transformers, by optimizer"),
+    "spd": Command(
+        "eigenstep.experiments.bench.spd", "minimize over positive-definite matrices, against pymanopt and geoopt"
+    ),
     "all": Command("eigenstep.experiments.bench.every", "run every benchmark with its defaults", computes=False),
     "pages": Command("eigenstep.experiments.bench.pages", "put the tables of --json files into pages", computes=False),
 }
