@@ -117,7 +117,7 @@ class TestMemory:
 
     def stepped(self, **options: Any) -> tuple[Spectral, Callable[[], Tensor]]:
         weights = [nn.Parameter(torch.randn(self.SIZE, self.SIZE)) for _ in range(self.COUNT)]
-        optimizer = Spectral(weights, **options)
+        optimizer = Spectral(weights, interval=[(0, 2)], **options)
         for w in weights:
             w.grad = torch.randn(self.SIZE, self.SIZE)
         for _ in range(2):

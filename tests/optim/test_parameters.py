@@ -246,3 +246,13 @@ class TestGroups:
             optimizer.step()
             turns.append(int(optimizer.state[w]["turns"]))
         assert turns == [1, 2, 3, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7]
+
+    @pytest.mark.parametrize(("options", "count"), [({}, 103), ({"interval": [(0, 3)]}, 37), ({"start": 0.0}, 37)])
+    def test_early_bases_turn_at_every_step(self, options: dict[str, Any], count: int) -> None:
+        """For 100 steps, unless there is a schedule, or no early time at all."""
+        w = nn.Parameter(torch.randn(3, 2))
+        optimizer = Spectral([w], **{"interval": 3, **options})
+        for _ in range(109):
+            w.grad = torch.randn(3, 2)
+            optimizer.step()
+        assert int(optimizer.state[w]["turns"]) == count

@@ -61,7 +61,7 @@ class TestSummary:
         "options",
         [
             {},
-            {"interval": 3},
+            {"interval": [(0, 3)]},
             {"maps": "truncated"},
             {"residual": True},
             {"reorthonormalize": 0},
@@ -80,7 +80,7 @@ class TestSummary:
     def test_work_is_what_torch_counts(self, shape: tuple[int, ...], options: dict[str, Any]) -> None:
         w = nn.Parameter(torch.randn(shape))
         w.grad = torch.randn(shape)
-        optimizer = Spectral([w], **options)
+        optimizer = Spectral([w], **{"interval": [(0, 2)], **options})
         with FlopCounterMode(display=False) as counter:
             for _ in range(6):
                 optimizer.step()

@@ -49,7 +49,7 @@ def build(
     lr: float,
     weight_decay: float = 0.0,
     *,
-    interval: int = 2,
+    interval: int | list[tuple[int, int]] = 2,
     **options: Any,
 ) -> Optimizer:
     """Build an optimizer.
@@ -59,7 +59,8 @@ def build(
         named_parameters: What `model.named_parameters()` gives; frozen parameters are left out.
         lr: Learning rate.
         weight_decay: Decoupled weight decay.
-        interval: Steps between two updates of the preconditioner; optimizers without one do not look at it.
+        interval: Steps between two updates of the preconditioner; optimizers without one do not look at it. Ours take a
+            schedule as well.
         **options: Passed on to the optimizer's own constructor.
     """
     if name not in OPTIMIZERS:
@@ -67,7 +68,7 @@ def build(
     for argument, value in (("lr", lr), ("weight_decay", weight_decay)):
         if not (math.isfinite(value) and value >= 0):
             raise UserError(f"{argument} must be finite and at least 0, got {value}")
-    if interval < 1:
+    if isinstance(interval, int) and interval < 1:
         raise UserError(f"interval must be at least 1 step, got {interval}")
     named = [(key, parameter) for key, parameter in named_parameters if parameter.requires_grad]
     if not named:

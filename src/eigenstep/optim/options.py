@@ -86,6 +86,21 @@ def check_group(group: Mapping[str, Any]) -> None:
         raise ValueError('capturable=True needs interval=1 and nonfinite="ignore", which do not depend on the host')
 
 
+EARLY = 100
+"""A fixed interval holds after so many steps; before, bases are far from the eigenvectors and turn at every step."""
+
+
+def turns_at(group: Mapping[str, Any], count: int) -> bool:
+    """Tell whether the bases of a parameter group turn at a step. Schedules are followed to the letter.
+
+    Args:
+        group: the options; with ``start=0`` there is no early time.
+        count: the number of steps before this one.
+    """
+    early = isinstance(group["interval"], int) and group["start"] > 0 and count < EARLY
+    return early or count % interval_at(group["interval"], count) == 0
+
+
 def interval_at(interval: Any, count: int) -> int:
     """Return how many steps go by between turns, at a given step of a fixed interval or a schedule."""
     schedule = [(0, interval)] if isinstance(interval, int) and not isinstance(interval, bool) else interval

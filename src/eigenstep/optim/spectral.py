@@ -14,7 +14,7 @@ from ..checks import describe
 from ..curvature import OuterProducts
 from . import kernel
 from .layout import Layout, plan
-from .options import check_gradient, check_group, check_state, interval_at
+from .options import check_gradient, check_group, check_state, turns_at
 from .report import Summary, spectra_of, summarize
 from .rounding import add_stochastically
 from .stack import Stack
@@ -88,8 +88,8 @@ class Spectral(Optimizer):
             betas: decay rates of momentum (0 for none) and of the curvature; the paper's beta-2 is ``1 - betas[1]``.
             weight_decay: decoupled weight decay, as in AdamW.
             root: the paper's ``p``: steps go along ``S^(-1/p)``. 2 as in Adam, 1 as in natural gradient, any ``p > 0``.
-            interval: turn the bases every so many steps; or a schedule such as ``[(0, 1), (1000, 4)]``, every step at
-                first and every fourth from step 1000 on.
+            interval: turn the bases every so many steps, but at every step of the first 100; or a schedule such as
+                ``[(0, 1), (1000, 4)]``, every step at first and every fourth from step 1000 on.
             eigenvalues: "corrected" keeps a second moment for each entry in the eigenbasis; "kronecker" uses products
                 of the two sides' eigenvalues, as the paper does, and needs no memory for them.
             nesterov: look ahead along the newest gradient.
@@ -229,7 +229,7 @@ class Spectral(Optimizer):
             self._step_group(group, params, samples)
 
     def _step_group(self, group: dict[str, Any], params: list[Tensor], samples: Mapping[Tensor, Tensor]) -> None:
-        turn = group["count"] % interval_at(group["interval"], group["count"]) == 0
+        turn = turns_at(group, group["count"])
         group["count"] += 1
         rule = _rule(group)
         for stack in self._stacks_for(group, params):
