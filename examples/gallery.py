@@ -45,7 +45,7 @@ def section(name: str) -> str:
         )
         pictures = [keep(picture, name) for picture in sorted(Path(folder).rglob("*.png"))]
     title, _, text = (ast.get_docstring(ast.parse(path.read_text())) or name).partition("\n")
-    code = f'??? example "examples/{name}.py"\n\n    ``` {.python}\n    --8<-- "examples/{name}.py"\n    ```'
+    code = f'??? example "examples/{name}.py"\n\n    ``` {{.python}}\n    --8<-- "examples/{name}.py"\n    ```'
     output = f"```text\n{done.stdout.strip()}\n```"
     return "\n\n".join(part for part in (f"## {title.rstrip('.')}", text.strip(), code, output, *pictures) if part)
 
