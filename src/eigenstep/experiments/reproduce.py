@@ -11,8 +11,11 @@ import argparse
 import importlib
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("figure", metavar="FIGURE", choices=[*FIGURES, "all"], help=f"{names}, or all")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="few seeds, short runs: minutes for all figures (default)")
-    size.add_argument("--full", action="store_true", help="many seeds, long runs: an hour or two for all figures")
+    size.add_argument("--full", action="store_true", help="many seeds, long runs: about an hour for all figures")
     parser.add_argument("--seed", type=int, default=0, help="decides all random numbers (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="where to compute, for example cuda (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="figures to make side by side (default: %(default)s)")
     parser.add_argument(
         "--directory", type=Path, default=Path("runs/reproduce"), help="where files go (default: %(default)s)"
     )
@@ -41,14 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Make the figures, one after the other; one that cannot be made does not stop the others."""
-    torch.set_num_threads(1)  # the matrices are small: threads would only wait for each other
+    if args.jobs < 1:
+        raise UserError(f"--jobs must be at least 1, got {args.jobs}")
     device = _device(args.device)
     names = list(FIGURES) if args.figure == "all" else [args.figure]
     origin = {"command": args.command, "seed": args.seed, "device": args.device, **versions()}
     sections = []
-    for name in names:
-        section = make(name, full=args.full, seed=args.seed, device=device)
+    for section in _make_all(names, args.jobs, partial(make, full=args.full, seed=args.seed, device=device)):
         sections.append(section)
+        name = section.name
         if isinstance(section.result, Result):
             write_figure(args.directory, section, origin)
             table = verdict_table(section.title, section.result.verdicts)
@@ -64,6 +69,18 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"these figures could not be made, see above: {', '.join(failed)}")
 
 
+def _make_all(names: Sequence[str], jobs: int, make_one: Callable[[str], Section]) -> Iterator[Section]:
+    """Make figures one after the other or side by side; they come in the order of their names."""
+    if jobs == 1:
+        yield from map(make_one, names)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        # The last figures train networks and take longest: they start first.
+        pending = {name: pool.submit(make_one, name) for name in reversed(names)}
+        for name in names:
+            yield pending[name].result()
+
+
 def make(name: str, *, full: bool, seed: int, device: torch.device, settings: Any = None) -> Section:
     """Make one figure.
 
@@ -74,6 +91,7 @@ def make(name: str, *, full: bool, seed: int, device: torch.device, settings: An
         device: Where to compute.
         settings: Other settings than those of the module.
     """
+    torch.set_num_threads(1)  # the matrices are small: threads would only wait for each other
     module = importlib.import_module(FIGURES[name].module)
     settings = settings or (module.FULL if full else module.QUICK)
     command = shlex.join(["eigenstep", "reproduce", name, "--full" if full else "--quick", "--seed", str(seed)])

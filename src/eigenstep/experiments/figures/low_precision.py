@@ -45,7 +45,7 @@ class Settings:
 
 
 QUICK = Settings(("fashion-mnist", "cifar-10-hiera"), steps=100, seeds=2, lrs=(3e-3, 1e-2))
-FULL = Settings(("fashion-mnist", "cifar-10-hiera"), steps=300, seeds=4, lrs=(3e-3, 1e-2))
+FULL = Settings(("fashion-mnist", "cifar-10-hiera"), steps=200, seeds=4, lrs=(3e-3, 1e-2))
 
 
 def _spectral(optimizer: str, root: int) -> Scheme:
