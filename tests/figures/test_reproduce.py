@@ -229,3 +229,13 @@ def test_missing_devices_and_data_are_named(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr(spd, "run", fail)
     assert reproduce.make("spd", full=False, seed=0, device=CPU).result == "no such data"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_figures_come_in_order_however_they_are_made(jobs):
+    assert list(reproduce._make_all(["b", "a", "c"], jobs, str.upper)) == ["B", "A", "C"]
+
+
+def test_impossible_numbers_of_jobs(capsys):
+    assert cli.main(["reproduce", "spd", "--jobs", "0"]) == 2
+    assert "--jobs must be at least 1" in capsys.readouterr().err
