@@ -1,0 +1,9 @@
+"""Search without gradients: minimize functions of which only values are known."""
+
+from .history import History
+from .many import ManyResults, minimize_many
+from .minimize import Result, minimize, run
+from .search import Search
+from .stopping import REASONS
+
+__all__ = ["REASONS", "History", "ManyResults", "Result", "Search", "minimize", "minimize_many", "run"]

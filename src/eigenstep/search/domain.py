@@ -1,0 +1,215 @@
+"""Where the search may go: box bounds, integer coordinates, and the scale of each coordinate.
+
+The Gaussian searches in coordinates ``u`` without constraints. What the function sees is ``x``: scaled, reflected at
+walls like a ball, and rounded where it must be an integer. Reflection keeps distances, so the Gaussian learns near a
+wall as anywhere else. Where a function falls towards a bound, plain reflection would make a sharp edge there, which a
+Gaussian cannot fit. So the walls stand a little outside, and a margin of ``u`` on both sides of the bound is bent into
+the inside, ``x = lower + (u - wall)^2 / (4 margin)``: the edge becomes a smooth valley. (pycma does much the same.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .rates import Array
+
+MARGIN = 0.1
+"""Largest margin of a bound, as a part of the distance between the bounds."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The set of allowed points.
+
+    Attributes:
+        scale: size of one unit of ``u`` in each coordinate of ``x``, shape ``(d,)``.
+        lower: least allowed ``x``, ``-inf`` where there is none.
+        upper: largest allowed ``x``, ``inf`` where there is none.
+        integer: which coordinates are integers.
+        margin: how far outside of the bounds the walls are, and how far inside points are moved, shape ``(d,)``.
+    """
+
+    scale: Array
+    lower: Array
+    upper: Array
+    integer: NDArray[np.bool_]
+    margin: Array
+
+    @classmethod
+    def build(
+        cls, scale: Array, bounds: object, integers: Sequence[int] | NDArray[np.bool_] | None, sigma: float = 1.0
+    ) -> Domain:
+        """Check what the user asks for.
+
+        Args:
+            scale: size of one unit in each coordinate.
+            sigma: first step size, in those units; margins are not wider.
+            bounds: ``None``, a pair ``(lower, upper)`` of numbers, ``None`` or one of them for each coordinate, or one
+                pair for each coordinate.
+            integers: indices of integer coordinates, or a mask.
+        """
+        d = len(scale)
+        lower, upper = _read_bounds(bounds, d)
+        mask = _read_integers(integers, d)
+        with np.errstate(invalid="ignore"):
+            lower, upper = np.where(mask, np.ceil(lower), lower), np.where(mask, np.floor(upper), upper)
+        wrong = np.flatnonzero(np.where(mask, lower > upper, lower >= upper))
+        if len(wrong):
+            j = wrong[0]
+            kind = "integer " if mask[j] else ""
+            raise ValueError(f"bounds of {kind}coordinate {j} leave no room: lower {lower[j]}, upper {upper[j]}")
+        margin = np.where(mask, 0.0, np.minimum(sigma * scale, MARGIN * (upper - lower)))
+        return cls(scale, lower, upper, mask, margin)
+
+    @cached_property
+    def bounded(self) -> bool:
+        """Whether there is any bound."""
+        return bool(np.isfinite(self.lower).any() or np.isfinite(self.upper).any())
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether any coordinate is an integer."""
+        return bool(self.integer.any())
+
+    @cached_property
+    def boxed(self) -> bool:
+        """Whether every coordinate has both bounds."""
+        return bool(np.isfinite(self.lower).all() and np.isfinite(self.upper).all())
+
+    def contains(self, x: Array) -> bool:
+        """Whether all of ``x`` is within the bounds."""
+        return bool(((x >= self.lower) & (x <= self.upper)).all())
+
+    def decode(self, u: Array) -> Array:
+        """Return the points ``x`` that the function sees."""
+        x = u * self.scale
+        if self.bounded:
+            x = _reflect(x, *self._walls)[0]
+            low, high = self._walls
+            smooth = np.maximum(self.margin, 1e-300)
+            with np.errstate(invalid="ignore"):
+                above = self.lower + (x - low) * ((x - low) / (4 * smooth))
+                below = self.upper - (high - x) * ((high - x) / (4 * smooth))
+            x = np.where(x < self.lower + self.margin, above, np.where(x > self.upper - self.margin, below, x))
+        if self.whole:
+            x = np.where(self.integer, np.rint(x), x)
+        # Rounding may step over a bound by the last digit.
+        return np.clip(x, self.lower, self.upper) if self.bounded else x
+
+    def encode(self, x: Array) -> Array:
+        """Return coordinates ``u`` of points within the bounds."""
+        if self.bounded:
+            low, high = self._walls
+            near_low, near_high = x < self.lower + self.margin, x > self.upper - self.margin
+            above = low + 2 * np.sqrt(self.margin * np.where(near_low, x - self.lower, 0.0))
+            below = high - 2 * np.sqrt(self.margin * np.where(near_high, self.upper - x, 0.0))
+            x = np.where(near_low & ~self.integer, above, np.where(near_high & ~self.integer, below, x))
+        return x / self.scale
+
+    def fold(self, u: Array) -> tuple[Array, NDArray[np.bool_]]:
+        """Bring a mean back between the walls; tell which coordinates that has flipped."""
+        if not self.bounded:
+            return u, np.zeros(u.shape, dtype=bool)
+        x, flipped = _reflect(u * self.scale, *self._walls)
+        return np.where(x == u * self.scale, u, x / self.scale), flipped
+
+    def random(self, rng: np.random.Generator) -> Array:
+        """Return a uniformly random point of a box."""
+        x = rng.uniform(self.lower, self.upper)
+        return np.where(self.integer, np.rint(x), x)
+
+    def stretch(self, deviations: Array, population: int) -> Array | None:
+        """Return factors that keep integer coordinates moving, shape ``(d,)``; ``None`` without integers.
+
+        A deviation much smaller than 1 would give the same integer for ever. It is stretched so that a mean in the
+        middle of what rounds to its integer still leaves it with probability ``1 / (d K)``, about one coordinate of
+        one sample in each generation.
+
+        Args:
+            deviations: of the Gaussian in ``u``, shape ``(d,)``.
+            population: ``K``.
+        """
+        if not self.whole:
+            return None
+        chance = 1 / max(2.0, len(self.scale) * population)
+        least = 0.5 / NormalDist().inv_cdf(1 - chance / 2)
+        return np.where(self.integer, np.maximum(1.0, least / (deviations * self.scale)), 1.0)
+
+    @cached_property
+    def _walls(self) -> tuple[Array, Array]:
+        """Where to reflect; integers round from half a unit beyond their bounds."""
+        margin = np.where(self.integer, 0.5, self.margin)
+        return self.lower - margin, self.upper + margin
+
+
+def _reflect(x: Array, lower: Array, upper: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Return ``x`` reflected into ``[lower, upper]``, and where the number of reflections is odd."""
+    flipped = np.zeros(x.shape, dtype=bool)
+    if not ((x < lower) | (x > upper)).any():
+        return x, flipped
+    both = np.isfinite(lower) & np.isfinite(upper)
+    width = np.where(both, upper - lower, 1.0)
+    start = np.where(np.isfinite(lower), lower, 0.0)
+    phase = np.mod(x - start, 2 * width)
+    inside = start + np.where(phase > width, 2 * width - phase, phase)
+    outside_low, outside_high = x < lower, x > upper
+    with np.errstate(invalid="ignore"):
+        once = np.where(outside_low, 2 * lower - x, np.where(outside_high, 2 * upper - x, x))
+    outside = outside_low | outside_high
+    flipped = np.where(both, outside & (phase > width), outside)
+    return np.where(outside, np.where(both, inside, once), x), flipped
+
+
+def _read_bounds(bounds: object, d: int) -> tuple[Array, Array]:
+    expected = f"bounds must be (lower, upper), or one such pair for each of the {d} coordinates"
+    if bounds is None:
+        return np.full(d, -math.inf), np.full(d, math.inf)
+    if hasattr(bounds, "lb") and hasattr(bounds, "ub"):  # scipy.optimize.Bounds
+        bounds = (bounds.lb, bounds.ub)
+    if not isinstance(bounds, (Sequence, np.ndarray)):
+        raise TypeError(f"{expected}; got {type(bounds).__name__}")
+    pairs = len(bounds) == d and all(np.ndim(pair) == 1 and np.size(pair) == 2 for pair in bounds)
+    # Two pairs for two coordinates are read coordinate by coordinate, as SciPy does.
+    if not pairs and len(bounds) != 2:
+        raise ValueError(f"{expected}; got {len(bounds)} entries")
+    sides = [[pair[side] for pair in bounds] if pairs else bounds[side] for side in (0, 1)]
+    lower, upper = (_read_side(side, missing, d) for side, missing in zip(sides, (-math.inf, math.inf), strict=True))
+    return lower, upper
+
+
+def _read_side(side: Any, missing: float, d: int) -> Array:
+    listed: list[Any] = [side] * d if side is None or np.ndim(side) == 0 else list(side)
+    if len(listed) != d:
+        raise ValueError(f"bounds must have {d} entries on each side, got {len(listed)}")
+    try:
+        numbers = np.array([missing if entry is None else float(entry) for entry in listed])
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"bounds must be numbers or None ({error})") from error
+    if np.isnan(numbers).any():
+        raise ValueError("bounds must not be NaN; use None where there is no bound")
+    return numbers
+
+
+def _read_integers(integers: Sequence[int] | NDArray[np.bool_] | None, d: int) -> NDArray[np.bool_]:
+    mask = np.zeros(d, dtype=bool)
+    if integers is None:
+        return mask
+    given = np.asarray(integers)
+    if given.dtype == bool:
+        if given.shape != (d,):
+            raise ValueError(f"integers as a mask must have shape ({d},), got {given.shape}")
+        return given.copy()
+    if given.size and (given.dtype.kind != "i" or given.ndim != 1):
+        raise TypeError(f"integers must be indices of coordinates or a mask, got {integers!r}")
+    if given.size and (given.min() < -d or given.max() >= d):
+        raise ValueError(f"integers must be indices below {d}, got {integers!r}")
+    mask[given.astype(int)] = True
+    return mask

@@ -1,0 +1,142 @@
+"""What happened: a record of each generation that never grows too long, its files, and its picture."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .rates import Array
+
+LIMIT = 400
+"""When there are this many records, every second one is forgotten and half as many are made from then on."""
+SHOWN = 64
+"""Of longer vectors, this many evenly spaced entries are recorded."""
+
+
+@dataclass
+class History:
+    """Records of a search, one entry of each list for each recorded generation.
+
+    Attributes:
+        nfev: evaluations so far.
+        fun: best value of the generation; ``inf`` if all evaluations failed.
+        best: best value so far.
+        median: median value of the generation.
+        sigma: step size.
+        ratio: longest axis of the distribution divided by its shortest.
+        axes: lengths of the axes, sorted (of many axes, some).
+        mean: center of the distribution in the coordinates of the problem (of many coordinates, some).
+        deviations: standard deviations of those coordinates.
+        population: samples in the generation.
+        run: how many restarts there were before.
+        stride: generations between two records.
+        seen: generations so far.
+    """
+
+    nfev: list[int] = field(default_factory=list)
+    fun: list[float] = field(default_factory=list)
+    best: list[float] = field(default_factory=list)
+    median: list[float] = field(default_factory=list)
+    sigma: list[float] = field(default_factory=list)
+    ratio: list[float] = field(default_factory=list)
+    axes: list[Array] = field(default_factory=list)
+    mean: list[Array] = field(default_factory=list)
+    deviations: list[Array] = field(default_factory=list)
+    population: list[int] = field(default_factory=list)
+    run: list[int] = field(default_factory=list)
+    stride: int = 1
+    seen: int = 0
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self.nfev)
+
+    @property
+    def due(self) -> bool:
+        """Whether the present generation should be recorded."""
+        return self.seen % self.stride == 0
+
+    def add(self, **record: Any) -> None:
+        """Add one record, with a value for each list."""
+        for name, value in record.items():
+            getattr(self, name).append(thin(value) if isinstance(value, np.ndarray) else value)
+        if len(self) >= LIMIT:
+            self.stride *= 2
+            for name in LISTS:
+                setattr(self, name, getattr(self, name)[::2])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as arrays and numbers."""
+        return {**{name: np.array(getattr(self, name)) for name in LISTS}, "stride": self.stride, "seen": self.seen}
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> History:
+        """Build from what :meth:`as_dict` returned."""
+        lists = {n: list(state[n]) if np.ndim(state[n]) > 1 else np.asarray(state[n]).tolist() for n in LISTS}
+        return cls(**lists, stride=int(state["stride"]), seen=int(state["seen"]))
+
+    def save(self, path: str | Path) -> None:
+        """Write a table of numbers (``.csv``) or all records (``.npz``, for :meth:`load`)."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.suffix == ".npz":
+            np.savez_compressed(target, **self.as_dict())
+        elif target.suffix == ".csv":
+            columns = [name for name in LISTS if not len(self) or np.ndim(getattr(self, name)[0]) == 0]
+            with target.open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(columns)
+                writer.writerows(zip(*(getattr(self, name) for name in columns), strict=True))
+        else:
+            raise ValueError(f"path must end in .csv or .npz, got {target.name!r}")
+
+    @classmethod
+    def load(cls, path: str | Path) -> History:
+        """Read what :meth:`save` wrote to an ``.npz`` file."""
+        try:
+            with np.load(path) as file:
+                return cls.from_dict(file)
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(f"{path} is not a history that was saved as .npz ({error})") from error
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw values, step size, coordinates, axes and deviations against evaluations, as users of pycma know it."""
+        from ..experiments import plots
+
+        drawn, axes = plots.figure(columns=2, rows=2)
+        best = np.array(self.best)
+        least = best[np.isfinite(best)].min(initial=np.inf)
+        above = np.array(self.fun) - least
+        values, coordinates, lengths, spread = axes.flat
+        values.plot(self.nfev, np.abs(self.fun), label="|value|, best of the generation")
+        values.plot(self.nfev, np.where(above > 0, above, np.nan), label="value minus the least of all")
+        values.plot(self.nfev, self.sigma, label="step size σ")
+        values.plot(self.nfev, self.ratio, label="axis ratio")
+        coordinates.plot(self.nfev, np.array(self.mean), linewidth=0.8)
+        lengths.plot(self.nfev, np.array(self.axes), linewidth=0.8)
+        spread.plot(self.nfev, np.array(self.deviations), linewidth=0.8)
+        for ax, title in zip(
+            axes.flat, ("values", "coordinates of the mean", "lengths of the axes", "deviations"), strict=True
+        ):
+            ax.set(title=title, xlabel="evaluations")
+            if ax is not coordinates:
+                ax.set_yscale("log")
+            for at in np.flatnonzero(np.diff(self.run)):
+                ax.axvline(self.nfev[at + 1], color="gray", linestyle=":", linewidth=0.8)
+        values.legend(fontsize=7)
+        return plots.save(drawn, path)
+
+
+LISTS = tuple(entry.name for entry in fields(History) if entry.name not in ("stride", "seen"))
+
+
+def thin(vector: Array) -> Array:
+    """Return a vector, or evenly spaced entries of a long one."""
+    if len(vector) <= SHOWN:
+        return vector.copy()
+    return vector[np.linspace(0, len(vector) - 1, SHOWN).astype(int)]

@@ -1,0 +1,124 @@
+"""The paper's natural evolution strategy: the spectral factor of the *inverse* covariance, with exact maps.
+
+In whitened coordinates ``z`` (samples are ``m + B d^(-1/2) z``) and with utilities ``u_k``, best samples largest, let
+``M = sum_k u_k (z_k z_k^T - I)``. The paper's step for the curvature ``-d^(1/2) M d^(1/2)`` with gamma = 0 is::
+
+    log d <- log d - lr diag M
+    N_ij = lr/2 M_ij / (2 sinh((log d_i - log d_j) / 2)), 0 where d_i and d_j are nearly equal
+    B <- B Cayley(N)
+    m <- m + B d^(-1/2) sum_k u_k z_k
+
+where ``N`` uses the old ``d``. Written with sinh, no quotient of eigenvalues can overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..baselines.nes import default_lr
+from .ranking import assign
+from .rates import Array
+from .sampling import independent
+from .spectral import MAX_LOG_EIGS, REPAIR_INTERVAL, SIGMA_RANGE, cayley, diagonal, orthonormalize
+
+GAP = 1e-6
+"""Eigenvalues whose difference is at most this fraction of the larger one count as equal, as in the core."""
+MAX_GENERATOR = 2.0**26
+"""Larger entries turn a pair of axes by half a turn anyway, up to rounding, which would cost orthogonality."""
+
+
+@dataclass(frozen=True)
+class PaperNES:
+    """A Gaussian with inverse covariance ``B Diag(d) B^T``.
+
+    Attributes:
+        mean: ``m``, shape ``(*batch, d)``.
+        log_eigs: ``log d``, shape ``(*batch, d)``.
+        basis: ``B``, shape ``(*batch, d, d)``.
+        generation: how many updates there were.
+    """
+
+    mean: Array
+    log_eigs: Array
+    basis: Array
+    generation: int = 0
+
+    @classmethod
+    def start(cls, mean: Array, sigma: float) -> PaperNES:
+        """Return the isotropic Gaussian around ``mean``, shape ``(*batch, d)``."""
+        d = mean.shape[-1]
+        basis = np.broadcast_to(np.eye(d), (*mean.shape, d)).copy()
+        return cls(mean, np.full_like(mean, -2 * math.log(sigma)), basis)
+
+    @property
+    def sigma(self) -> Array:
+        """Geometric mean of the axes' lengths, shape ``(*batch,)``."""
+        return np.asarray(np.exp(-self.log_eigs.mean(-1) / 2))
+
+    def draw(self, rng: np.random.Generator, population: int) -> Array:
+        """Return whitened samples ``z``, shape ``(*batch, population, d)``."""
+        return independent(rng, self.mean.shape[:-1], population, self.mean.shape[-1])
+
+    def sample(self, z: Array, stretch: Array | None = None) -> Array:
+        """Return ``m + B d^(-1/2) z``; ``stretch`` multiplies the coordinates' deviations."""
+        deviations = (z * np.exp(-self.log_eigs / 2)[..., None, :]) @ self.basis.swapaxes(-2, -1)
+        return self.mean[..., None, :] + (deviations if stretch is None else stretch * deviations)
+
+    def whiten(self, x: Array, stretch: Array | None = None) -> Array:
+        """Return the ``z`` of samples, the inverse of :meth:`sample`."""
+        deviations = x - self.mean[..., None, :]
+        deviations = deviations if stretch is None else deviations / stretch
+        return (deviations @ self.basis) * np.exp(self.log_eigs / 2)[..., None, :]
+
+    def update(self, z: Array, values: Array, stretch: Array | None = None) -> PaperNES:
+        """Take one natural-gradient step; arguments as for ``SpectralGaussian``."""
+        population, d = z.shape[-2:]
+        lr = default_lr(d)
+        (utilities,) = assign(values, utility_table(population))
+        weighted = utilities[..., None] * z
+        moment = weighted.swapaxes(-2, -1) @ z
+        diagonal(moment)[...] -= utilities.sum(-1)[..., None]
+
+        deviation = weighted.sum(-2) * np.exp(-self.log_eigs / 2)
+        move = (deviation[..., None, :] @ self.basis.swapaxes(-2, -1))[..., 0, :]
+        mean = self.mean + (move if stretch is None else stretch * move)
+
+        gap = self.log_eigs[..., :, None] - self.log_eigs[..., None, :]
+        apart = -np.expm1(-np.abs(gap)) > GAP
+        generator = lr / 2 * moment / np.where(apart, 2 * np.sinh(gap / 2), np.inf)
+        basis = self.basis @ cayley(np.clip(generator, -MAX_GENERATOR, MAX_GENERATOR))
+        if self.generation % REPAIR_INTERVAL == REPAIR_INTERVAL - 1:
+            basis = orthonormalize(basis)
+
+        log_eigs = self.log_eigs - lr * diagonal(moment)
+        # Only what no computer could hold is cut: the condition number, and the overall size.
+        center = log_eigs.mean(-1, keepdims=True)
+        size = np.clip(center, -2 * math.log(SIGMA_RANGE[1]), -2 * math.log(SIGMA_RANGE[0]))
+        log_eigs = np.where(
+            (np.abs(log_eigs - center) > MAX_LOG_EIGS) | (size != center),
+            size + np.clip(log_eigs - center, -MAX_LOG_EIGS, MAX_LOG_EIGS),
+            log_eigs,
+        )
+        return PaperNES(mean, log_eigs, basis, self.generation + 1)
+
+    def deviations(self) -> Array:
+        """Return the standard deviation of each coordinate, shape ``(*batch, d)``."""
+        return np.sqrt(((self.basis * self.basis) @ np.exp(-self.log_eigs)[..., None])[..., 0])
+
+    def axes(self) -> Array:
+        """Return the lengths of the principal axes, ``d^(-1/2)``, shape ``(*batch, d)``."""
+        return np.exp(-self.log_eigs / 2)
+
+    def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> PaperNES:
+        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the other way."""
+        return replace(self, mean=mean, basis=np.where(flipped, -1.0, 1.0)[..., None] * self.basis)
+
+
+def utility_table(population: int) -> Array:
+    """Return the utilities by rank: ``max(0, log(K/2 + 1) - log(rank))`` scaled to the sum one, minus ``1/K``."""
+    raw = np.maximum(0.0, math.log(population / 2 + 1) - np.log(np.arange(1, population + 1)))
+    return np.asarray(raw / raw.sum() - 1 / population)

@@ -1,0 +1,83 @@
+"""Noisy functions: find out how much noise changes the order of samples, and average it away by re-evaluation.
+
+Each generation evaluates a few samples once more. If that changes their rank by more than could be put up with, all
+samples are evaluated more often from then on, and their values averaged; if not, less often. (The measure is that of
+UH-CMA-ES, Hansen et al., 2009.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .ranking import sanitize
+from .rates import Array
+
+TOLERANCE = 0.2
+"""Rank changes below this quantile of random ones are put up with."""
+GROWTH, DECAY = 1.5, 0.9
+"""How the number of evaluations changes where there is too much noise, and where there is not."""
+
+
+@dataclass
+class Reevaluation:
+    """How often each sample is evaluated.
+
+    Attributes:
+        repeats: evaluations of each sample, rounded down in use.
+        most: upper limit of it.
+    """
+
+    repeats: float = 1.0
+    most: int = 64
+
+    def plan(self, population: int) -> NDArray[np.int64]:
+        """Return which sample each evaluation is of: all ``repeats`` times, then a few once more."""
+        again = min(population, max(2, population // 5))
+        return np.concatenate([np.repeat(np.arange(population), int(self.repeats)), np.arange(again)])
+
+    def average(self, plan: NDArray[np.int64], values: Array) -> Array:
+        """Return the mean value of each sample, and learn how noisy they are.
+
+        Args:
+            plan: what :meth:`plan` returned.
+            values: one for each evaluation; a failure makes its sample fail.
+        """
+        population = int(plan.max()) + 1
+        regular = population * int(self.repeats)
+        values = sanitize(values)
+        first = values[:regular].reshape(population, -1).mean(1)
+        again = values[regular:]
+        excess = rank_change(first, again)
+        # Before the first look is beyond doubt, do not react to it strongly: one step in either direction.
+        self.repeats = float(np.clip(self.repeats * (GROWTH if excess > 0 else DECAY), 1.0, self.most))
+        means = first.copy()
+        share = 1 / (regular // population + 1)
+        means[: len(again)] = (1 - share) * first[: len(again)] + share * again
+        return means
+
+
+def rank_change(first: Array, again: Array) -> float:
+    """Return by how much rank changes exceed the tolerated ones, on average over the samples evaluated again.
+
+    Args:
+        first: values of all samples, shape ``(K,)``.
+        again: new values of the first few of them.
+    """
+    count = len(again)
+    together = np.concatenate([first, again])
+    ranks = together.argsort(kind="stable").argsort() + 1
+    old, new = ranks[:count], ranks[len(first) :]
+    change = np.abs(new - old) - 1
+    others = np.arange(1, len(together))
+    excess = 0.0
+    for rank_old, rank_new, moved in zip(old, new, change, strict=True):
+        limits = [
+            np.quantile(np.abs(others - (rank - (rank > counterpart))), TOLERANCE / 2)
+            for rank, counterpart in ((rank_new, rank_old), (rank_old, rank_new))
+        ]
+        excess += 2 * moved - sum(limits)
+    return excess / count if count and not math.isnan(excess) else 0.0

@@ -1,0 +1,135 @@
+"""Optuna samples hyperparameters with a search: ``study = optuna.create_study(sampler=SpectralSampler(seed=0))``."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..experiments.console import require
+from .rates import Array
+from .search import Search
+
+optuna = require("optuna", "experiments")
+BaseSampler: Any = optuna.samplers.BaseSampler
+Float = optuna.distributions.FloatDistribution
+Int = optuna.distributions.IntDistribution
+
+
+class SpectralSampler(BaseSampler):
+    """Search over all numerical parameters together; categorical ones, and the first trials, are sampled at random.
+
+    The search lives in the sampler, so all trials must be run from one process, with as many threads (``n_jobs``) or
+    remote workers as you like. Trials that fail or are pruned count as worse than all others.
+    """
+
+    def __init__(self, *, seed: int | None = None, startup: int = 1, **options: Any) -> None:
+        """Choose the options of the search.
+
+        Args:
+            seed: the same seed gives the same trials, if they are run one after the other.
+            startup: trials at random at the beginning; the search starts at the best of them.
+            **options: arguments of :class:`~eigenstep.search.Search`, such as ``population`` or ``method``.
+        """
+        self._seed, self._startup, self._options = seed, max(1, startup), {"max_evals": 10**9, **options}
+        self._independent = optuna.samplers.RandomSampler(seed=seed)
+        self._spaces = optuna.search_space.IntersectionSearchSpace()
+        self._axes: dict[str, Axis] = {}
+        self._search: Search | None = None
+        self._queue: list[Array] = []
+        self._running: dict[int, Array] = {}
+        self._done: list[tuple[Array, float]] = []
+        self._lock = threading.Lock()
+
+    def reseed_rng(self) -> None:
+        """Do nothing to the search, which all threads share."""
+        self._independent.reseed_rng()
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+        """Return the numerical parameters that all trials so far have in common."""
+        common = self._spaces.calculate(study)
+        return {n: d for n, d in common.items() if isinstance(d, (Float, Int)) and not d.single()}
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the next point of the search, as parameters."""
+        complete = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
+        if not search_space or len(complete) < self._startup:
+            return {}
+        with self._lock:
+            if {name: axis.distribution for name, axis in self._axes.items()} != dict(search_space):
+                self._restart(study, complete, search_space)
+            assert self._search is not None
+            if not self._queue:
+                # More trials at once than the population has points: ask for more, from the same distribution.
+                self._queue = list(self._search.ask())
+            point = self._queue.pop(0)
+            self._running[trial.number] = point
+            return {name: axis.decode(u) for (name, axis), u in zip(self._axes.items(), point, strict=True)}
+
+    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+        """Return a random value for what the search does not know."""
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+    def after_trial(self, study: Any, trial: Any, state: Any, values: Sequence[float] | None) -> None:
+        """Give the search the value of a trial, once a whole population is there."""
+        with self._lock:
+            point = self._running.pop(trial.number, None)
+            if point is None or self._search is None:
+                return
+            sign = -1.0 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1.0
+            complete = state == optuna.trial.TrialState.COMPLETE and values is not None
+            self._done.append((point, sign * values[0] if complete and values is not None else math.nan))
+            if len(self._done) >= self._search.population:
+                points, told = zip(*self._done, strict=True)
+                self._search.tell(np.array(points), told)
+                self._done, self._queue = [], []
+
+    def _restart(self, study: Any, complete: Sequence[Any], search_space: Mapping[str, Any]) -> None:
+        """Search in another space, from the best trial so far."""
+        self._axes = {name: Axis(distribution) for name, distribution in search_space.items()}
+        sign = -1.0 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1.0
+        known = [trial for trial in complete if all(name in trial.params for name in self._axes)]
+        best = min(known, key=lambda trial: sign * trial.value)
+        axes = self._axes.values()
+        self._search = Search(
+            np.array([axis.encode(best.params[name]) for name, axis in self._axes.items()]),
+            np.array([(axis.upper - axis.lower) / 4 for axis in axes]),
+            bounds=[(axis.lower, axis.upper) for axis in axes],
+            integers=np.array([axis.whole for axis in axes]),
+            seed=self._seed,
+            **self._options,
+        )
+        self._queue, self._running, self._done = [], {}, []
+
+
+class Axis:
+    """One parameter as a coordinate: steps are integers, and wide ranges logarithms."""
+
+    def __init__(self, distribution: Any) -> None:
+        """Read an optuna distribution of numbers."""
+        self.distribution = distribution
+        low, high, step = distribution.low, distribution.high, distribution.step
+        self.whole = step is not None and not distribution.log
+        if distribution.log:
+            margin = 0.5 if isinstance(distribution, Int) else 0.0
+            self.lower, self.upper = math.log(low - margin), math.log(high + margin)
+        elif self.whole:
+            self.lower, self.upper = 0.0, float(round((high - low) / step))
+        else:
+            self.lower, self.upper = float(low), float(high)
+
+    def encode(self, value: float) -> float:
+        """Return the coordinate of a parameter's value."""
+        if self.distribution.log:
+            return min(max(math.log(value), self.lower), self.upper)
+        return float(round((value - self.distribution.low) / self.distribution.step)) if self.whole else float(value)
+
+    def decode(self, u: float) -> float | int:
+        """Return the parameter's value at a coordinate."""
+        d = self.distribution
+        value = math.exp(u) if d.log else d.low + u * d.step if self.whole else float(u)
+        value = min(max(value, d.low), d.high)
+        return round(value) if isinstance(d, Int) else float(value)

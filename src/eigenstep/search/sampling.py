@@ -1,0 +1,36 @@
+"""Standard normal samples that cover the directions evenly: mirrored pairs, and orthogonal within a generation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .rates import Array
+
+
+def independent(rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int) -> Array:
+    """Return independent samples, shape ``(*batch, population, d)``."""
+    return rng.standard_normal((*batch, population, d))
+
+
+def mirrored_orthogonal(rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int) -> Array:
+    """Return samples ``z`` and ``-z`` whose directions are orthogonal, as far as ``d`` of them can be.
+
+    Each sample alone is standard normal: its direction is uniform, and it keeps the length that it was drawn with.
+    An odd population has one sample without a mirror image.
+
+    Args:
+        rng: source of randomness.
+        batch: leading shape, one search each.
+        population: number of samples of each search.
+        d: dimension.
+    """
+    half = (population + 1) // 2
+    z = rng.standard_normal((*batch, half, d))
+    lengths = np.sqrt((z * z).sum(-1, keepdims=True))
+    for start in range(0, half, d):
+        block = slice(start, start + d)
+        q, r = np.linalg.qr(z[..., block, :].swapaxes(-2, -1))
+        # Directions are uniform only with a positive diagonal of R, whose signs QR leaves open.
+        signed = np.copysign(lengths[..., block, 0], np.einsum("...ii->...i", r))
+        z[..., block, :] = q.swapaxes(-2, -1) * signed[..., None]
+    return np.concatenate([z, -z], -2)[..., :population, :]

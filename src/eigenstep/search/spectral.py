@@ -1,0 +1,247 @@
+"""The search distribution in spectral form, ``N(m, sigma^2 B Diag(exp v) B^T)``, and how it learns from ranked samples.
+
+The update is CMA-ES's: paths of the mean, a rank-one and a rank-many update with negative weights, and a step size that
+follows the length of a whitened path. But no covariance is kept and none is decomposed. In the eigenbasis the average
+of old and new covariance is::
+
+    A = (1 - c_1 - c_mu sum_k w_k) Diag(exp v) + c_1 p p^T + c_mu sum_k w_k y_k y_k^T
+
+The basis turns by ``B <- B Cayley(N)``, where ``N_ij`` is, for small angles, half the Jacobi angle that diagonalizes
+``A`` in the plane of axes ``i`` and ``j``, and the eigenvalues become the Rayleigh quotients of ``A`` along the new
+axes. This is the bounded pairwise rotation of :func:`eigenstep.rotation.bounded`, here in numpy, in which small
+matrices are several times faster.
+
+Without a basis, the covariance is diagonal: memory and time are linear in the dimension.
+
+All arrays may carry leading batch dimensions, one independent search each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .ranking import assign
+from .rates import Array, rates
+from .sampling import mirrored_orthogonal
+
+MAX_LOG_EIGS = 18.0
+"""Eigenvalues stay within ``exp`` of plus and minus this around their geometric mean: a condition number of 4e15."""
+MAX_CHANGE = 2.0
+"""Largest change of the logarithm of an eigenvalue in one turn."""
+SIGMA_RANGE = (1e-150, 1e150)
+"""Step sizes beyond this would overflow somewhere."""
+REPAIR_INTERVAL = 100
+"""Turns between two steps that remove what rounding has cost the basis of its orthogonality."""
+
+
+@dataclass(frozen=True)
+class SpectralGaussian:
+    """A Gaussian that learns; all methods return a new one.
+
+    Attributes:
+        mean: ``m``, shape ``(*batch, d)``.
+        sigma: step size, shape ``(*batch,)``.
+        log_eigs: ``v``, shape ``(*batch, d)``, with mean zero after each turn.
+        basis: ``B``, shape ``(*batch, d, d)``, or ``None`` for a diagonal covariance.
+        path: ``p``, the path of the mean, in the coordinates of the eigenbasis and units of sigma.
+        step_path: the whitened path that controls sigma, in the coordinates of the eigenbasis.
+        average: ``A`` while turns wait for several generations, shape ``(*batch, d, d)``; else ``None``.
+        generation: how many updates there were.
+        turns: how many times the basis has turned.
+        waiting: generations since it did.
+    """
+
+    mean: Array
+    sigma: Array
+    log_eigs: Array
+    basis: Array | None
+    path: Array
+    step_path: Array
+    average: Array | None = None
+    generation: int = 0
+    turns: int = 0
+    waiting: int = 0
+
+    @classmethod
+    def start(cls, mean: Array, sigma: float, *, separable: bool = False) -> SpectralGaussian:
+        """Return the isotropic Gaussian around ``mean``, shape ``(*batch, d)``."""
+        d = mean.shape[-1]
+        basis = None if separable else np.broadcast_to(np.eye(d), (*mean.shape, d)).copy()
+        zeros = np.zeros_like(mean)
+        return cls(mean, np.full(mean.shape[:-1], float(sigma)), zeros, basis, zeros, zeros)
+
+    def draw(self, rng: np.random.Generator, population: int) -> Array:
+        """Return whitened samples ``z``, shape ``(*batch, population, d)``."""
+        return mirrored_orthogonal(rng, self.mean.shape[:-1], population, self.mean.shape[-1])
+
+    def sample(self, z: Array, stretch: Array | None = None) -> Array:
+        """Return ``m + sigma B Diag(exp v/2) z``.
+
+        Args:
+            z: whitened samples, shape ``(*batch, K, d)``.
+            stretch: factors of the coordinates' deviations, shape ``(d,)``.
+        """
+        deviations = self.sigma[..., None, None] * self._turn_back(z * np.exp(self.log_eigs / 2)[..., None, :])
+        return self.mean[..., None, :] + (deviations if stretch is None else stretch * deviations)
+
+    def whiten(self, x: Array, stretch: Array | None = None) -> Array:
+        """Return the ``z`` of samples, the inverse of :meth:`sample`."""
+        deviations = (x - self.mean[..., None, :]) / self.sigma[..., None, None]
+        deviations = deviations if stretch is None else deviations / stretch
+        turned = deviations if self.basis is None else deviations @ self.basis
+        return turned * np.exp(-self.log_eigs / 2)[..., None, :]
+
+    def update(self, z: Array, values: Array, stretch: Array | None = None) -> SpectralGaussian:
+        """Learn from samples and their values.
+
+        Args:
+            z: whitened samples, shape ``(*batch, K, d)``.
+            values: what the function gave, shape ``(*batch, K)``, without NaN.
+            stretch: what :meth:`sample` was given.
+        """
+        population, d = z.shape[-2:]
+        c = rates(d, population, self.basis is None)
+        weights, mean_weights = assign(values, c.weights, c.mean_weights)
+        scale = np.exp(self.log_eigs / 2)
+        step = (mean_weights[..., None, :] @ z)[..., 0, :]
+        move = self.sigma[..., None] * self._turn_back((step * scale)[..., None, :])[..., 0, :]
+        mean = self.mean + (move if stretch is None else stretch * move)
+
+        # The step size grows while steps point in one direction, and falls while they cancel.
+        step_path = (1 - c.step_path) * self.step_path + (
+            c.step_path * (2 - c.step_path) * c.mean_selected
+        ) ** 0.5 * step
+        squared = (step_path * step_path).sum(-1)
+        factor = c.step_path / c.step_damping * (np.sqrt(squared) / c.expected_norm - 1)
+        sigma = within_range(self.sigma * np.exp(np.minimum(factor, 1.0)))
+
+        # Where sigma is about to grow much, the path of the mean waits: it would only stretch the covariance, too.
+        settled = 1 - (1 - c.step_path) ** (2 * self.generation + 2)
+        moving = (squared < (2 + 4 / (d + 1)) * d * settled)[..., None].astype(np.float64)
+        gain = (c.path * (2 - c.path) * c.mean_selected) ** 0.5
+        path = (1 - c.path) * self.path + (gain * moving) * (step * scale)
+        keep = 1 - c.rank_one * (1 - (1 - moving) * c.path * (2 - c.path)) - c.rank_many * weights.sum(-1)[..., None]
+
+        # Bad samples count by their direction alone, as if all had the typical length.
+        squares = z * z
+        lengths = np.maximum(squares.sum(-1), 1e-300)
+        weights = c.rank_many * np.where(weights < 0, weights * (d / lengths), weights)
+        eigs = scale * scale
+        new = partial(SpectralGaussian, mean=mean, generation=self.generation + 1)
+        if self.basis is None:
+            eigs = eigs * (keep + (weights[..., None, :] @ squares)[..., 0, :]) + c.rank_one * path * path
+            sigma, log_eigs, path = self._centered(sigma, eigs, path)
+            return new(sigma=sigma, log_eigs=log_eigs, basis=None, path=path, step_path=step_path)
+        y = z * scale[..., None, :]
+        average = (y * weights[..., None]).swapaxes(-2, -1) @ y
+        average += path[..., :, None] * (c.rank_one * path)[..., None, :]
+        if self.average is None:
+            diagonal(average)[...] += keep * eigs
+        else:
+            average += keep[..., None] * self.average
+        if self.waiting + 1 < c.interval:
+            return new(
+                sigma=sigma,
+                log_eigs=self.log_eigs,
+                basis=self.basis,
+                path=path,
+                step_path=step_path,
+                average=average,
+                turns=self.turns,
+                waiting=self.waiting + 1,
+            )
+
+        # Turn: the paths are held in the coordinates of the basis, so they turn back.
+        q = cayley(jacobi_generator(average))
+        basis = self.basis @ q
+        if self.turns % REPAIR_INTERVAL == REPAIR_INTERVAL - 1:
+            basis = orthonormalize(basis)
+        path, step_path = ((p[..., None, :] @ q)[..., 0, :] for p in (path, step_path))
+        sigma, log_eigs, path = self._centered(sigma, (q * (average @ q)).sum(-2), path)
+        return new(sigma=sigma, log_eigs=log_eigs, basis=basis, path=path, step_path=step_path, turns=self.turns + 1)
+
+    def deviations(self) -> Array:
+        """Return the standard deviation of each coordinate, shape ``(*batch, d)``."""
+        eigs = np.exp(self.log_eigs)
+        if self.basis is not None:
+            eigs = ((self.basis * self.basis) @ eigs[..., None])[..., 0]
+        return self.sigma[..., None] * np.sqrt(eigs)
+
+    def axes(self) -> Array:
+        """Return the lengths of the principal axes, ``sigma exp(v/2)``, shape ``(*batch, d)``."""
+        return self.sigma[..., None] * np.exp(self.log_eigs / 2)
+
+    def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> SpectralGaussian:
+        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the other way."""
+        signs = np.where(flipped, -1.0, 1.0)
+        if self.basis is None:
+            return replace(self, mean=mean, path=signs * self.path, step_path=signs * self.step_path)
+        return replace(self, mean=mean, basis=signs[..., None] * self.basis)
+
+    def _centered(self, sigma: Array, eigs: Array, path: Array) -> tuple[Array, Array, Array]:
+        """Return sigma, ``v`` and the path for new eigenvalues, whose geometric mean moves into sigma."""
+        log_eigs = np.log(np.maximum(eigs, 1e-300))
+        log_eigs = np.minimum(np.maximum(log_eigs, self.log_eigs - MAX_CHANGE), self.log_eigs + MAX_CHANGE)
+        center = log_eigs.sum(-1, keepdims=True) / log_eigs.shape[-1]
+        log_eigs = np.minimum(np.maximum(log_eigs - center, -MAX_LOG_EIGS), MAX_LOG_EIGS)
+        scale = np.exp(center / 2)
+        return within_range(sigma * scale[..., 0]), log_eigs, path / scale
+
+    def _turn_back(self, x: Array) -> Array:
+        """Return rows ``x`` in the eigenbasis as rows in the coordinates of the space."""
+        return x if self.basis is None else x @ self.basis.swapaxes(-2, -1)
+
+
+def jacobi_generator(average: Array) -> Array:
+    """Return the skew-symmetric ``N`` with ``N_ij = -A_ij sgn(D) / (|D| + sqrt(D^2 + 4 A_ij^2))``, ``D = A_ii - A_jj``.
+
+    This is half the tangent of the Jacobi angle of each pair, never larger than 1/2, also at equal eigenvalues.
+
+    Args:
+        average: ``A``, shape ``(*batch, d, d)``, of about unit size.
+    """
+    values = diagonal(average)
+    gap = values[..., :, None] - values[..., None, :]
+    gap += _tie_breaker(values.shape[-1])
+    root = gap * gap
+    root += 4 * (average * average)
+    gap += np.copysign(np.sqrt(root, out=root), gap)
+    generator = average / gap
+    diagonal(generator)[...] = 0
+    return np.negative(generator, out=generator)
+
+
+def diagonal(matrix: Array) -> Array:
+    """Return a view of the diagonal, shape ``(*batch, d)``, that can be written to."""
+    return np.einsum("...ii->...i", matrix)
+
+
+def orthonormalize(basis: Array) -> Array:
+    """Remove what rounding has cost a basis of its orthogonality, by one Newton-Schulz step."""
+    return 1.5 * basis - 0.5 * basis @ (basis.swapaxes(-2, -1) @ basis)
+
+
+def within_range(sigma: Array) -> Array:
+    """Cut step sizes that could overflow."""
+    return np.minimum(np.maximum(sigma, SIGMA_RANGE[0]), SIGMA_RANGE[1])
+
+
+def cayley(generator: Array) -> Array:
+    """Return ``(I + N)(I - N)^-1 = 2 (I - N)^-1 - I``, orthogonal for skew-symmetric ``N``."""
+    shifted = -generator
+    diagonal(shifted)[...] += 1
+    inverse: Array = np.linalg.inv(shifted)  # type: ignore[assignment]
+    inverse += inverse
+    diagonal(inverse)[...] -= 1
+    return inverse
+
+
+@lru_cache(maxsize=64)
+def _tie_breaker(d: int) -> Array:
+    """Return ones on the diagonal, and skew-symmetric numbers that only matter where two eigenvalues are equal."""
+    upper = np.triu(np.full((d, d), 1e-100), 1)
+    return upper - upper.T + np.eye(d)

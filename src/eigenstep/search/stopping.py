@@ -1,0 +1,147 @@
+"""When to stop: every reason has a name, a sentence, and says whether the search has converged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from .rates import Array
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a search ended.
+
+    Attributes:
+        message: one sentence.
+        success: whether it found what it was looking for.
+        local: whether a restart could help.
+    """
+
+    message: str
+    success: bool
+    local: bool
+
+
+REASONS: Mapping[str, Reason] = {
+    "target": Reason("the target value is reached", success=True, local=False),
+    "tolfun": Reason("values differ by less than tolfun, in the population and over time", success=True, local=True),
+    "tolx": Reason("the standard deviations are all below tolx", success=True, local=True),
+    "no_effect": Reason("the distribution is so narrow that rounding swallows its samples", success=True, local=True),
+    "flat": Reason("values have been equal for many generations", success=False, local=True),
+    "stagnation": Reason("values have stopped getting better", success=False, local=True),
+    "condition": Reason("the axes of the distribution differ by more than a factor 1e7", success=False, local=True),
+    "diverged": Reason(
+        "the distribution has grown ten thousandfold: sigma0 is much too small, or there is no minimum",
+        success=False,
+        local=True,
+    ),
+    "failed": Reason("no evaluation has given a finite value", success=False, local=True),
+    "max_evals": Reason("the allowed evaluations are used up", success=False, local=False),
+    "max_iter": Reason("the allowed generations are used up", success=False, local=False),
+    "max_seconds": Reason("the allowed time is over", success=False, local=False),
+    "callback": Reason("the callback asked to stop", success=True, local=False),
+}
+"""All reasons by name, which is what ``Search.stop()`` returns."""
+
+MAX_CONDITION = 1e14
+MAX_GROWTH = 1e4
+CHECK_INTERVAL = 10
+"""Generations between two looks at what takes time to compute."""
+
+
+class Distribution(Protocol):
+    """What can be asked of a search distribution here."""
+
+    @property
+    def mean(self) -> Array:
+        """Its center, shape ``(d,)``."""
+
+    def axes(self) -> Array:
+        """Lengths of its axes, shape ``(d,)``."""
+
+    def deviations(self) -> Array:
+        """Standard deviations of the coordinates, shape ``(d,)``."""
+
+
+@dataclass
+class Progress:
+    """What one run (from one start to its end) remembers to see that it is over.
+
+    Attributes:
+        start_axis: longest axis at the start.
+        tolfun: see :class:`~eigenstep.search.Search`.
+        tolx: see :class:`~eigenstep.search.Search`.
+        best: least value of each generation.
+        median: median value of each generation.
+        spread: range of the last generation's values.
+        flat: how many generations in a row had equal values.
+    """
+
+    start_axis: float
+    tolfun: float
+    tolx: float
+    best: list[float] = field(default_factory=list)
+    median: list[float] = field(default_factory=list)
+    spread: float = math.inf
+    flat: int = 0
+
+    def add(self, values: Array) -> None:
+        """Take note of one generation's values, failures being ``inf``."""
+        ordered = np.sort(values)
+        count = len(ordered)
+        low, high = float(ordered[0]), float(ordered[-1])
+        self.best.append(low)
+        self.median.append(float(ordered[(count - 1) // 2]))
+        self.spread = high - low if math.isfinite(high) else math.inf
+        # A quarter of the values equal to the best is enough: so many samples are on one plateau.
+        self.flat = self.flat + 1 if low == ordered[math.ceil(count / 4)] and math.isfinite(low) else 0
+
+    def reason(self, distribution: Distribution, population: int, scale: Array) -> str | None:
+        """Return the name of the reason to end this run, if there is one.
+
+        Args:
+            distribution: as it is after the last update.
+            population: samples in each generation.
+            scale: of the coordinates.
+        """
+        d, generations = len(scale), len(self.best)
+        if generations % CHECK_INTERVAL:
+            return None
+        window = 10 + math.ceil(30 * d / population)
+        if generations >= window:
+            recent = self.best[-window:]
+            if all(math.isinf(value) for value in recent):
+                return "failed"
+            if self.flat >= window:
+                return "flat"
+            if max(recent) - min(recent) < self.tolfun and self.spread < self.tolfun:
+                return "tolfun"
+            if max(recent) - min(recent) < 0.1 * self.tolfun and self.flat == 0:
+                return "tolfun"
+        axes = distribution.axes()
+        longest, shortest = float(axes.max()), float(axes.min())
+        deviations = distribution.deviations() * scale
+        if deviations.max() < self.tolx:
+            return "tolx"
+        center = distribution.mean * scale
+        if (center + 0.2 * deviations == center).any():
+            return "no_effect"
+        if longest > shortest * MAX_CONDITION**0.5:
+            return "condition"
+        if longest > MAX_GROWTH * self.start_axis:
+            return "diverged"
+        patience = int(min(max(100 + 100 * d**1.5 / population, 0.2 * generations), 20000))
+        if generations > patience and _no_better(self.best[-patience:]) and _no_better(self.median[-patience:]):
+            return "stagnation"
+        return None
+
+
+def _no_better(values: list[float]) -> bool:
+    """Whether the last third of the values is no better than the first third."""
+    part = max(1, int(0.3 * len(values)))
+    return float(np.median(values[-part:])) >= float(np.median(values[:part]))

@@ -1,0 +1,86 @@
+"""Whatever values come, the state stays finite, the basis orthogonal and the eigenvalues positive."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from eigenstep.search import Search
+
+from .problems import Array, ellipsoid
+
+KINDS = 9
+
+
+def hostile(rng: np.random.Generator, x: Array) -> Array:
+    """Return values of one of several nasty kinds."""
+    count = len(x)
+    kind = rng.integers(KINDS)
+    values = rng.standard_normal(count)
+    if kind == 0:
+        return np.full(count, rng.choice([0.0, np.inf, -np.inf, np.nan, 1e308]))
+    if kind == 1:
+        return np.round(values)
+    if kind == 2:
+        return values * 1e308
+    if kind == 3:
+        return np.where(rng.uniform(size=count) < 0.5, np.nan, values)
+    if kind == 4:
+        return np.where(rng.uniform(size=count) < 0.9, rng.choice([np.inf, -np.inf], count), values)
+    if kind == 5:
+        return values * 5e-324
+    if kind == 6:
+        return x[:, 0]  # without a minimum
+    if kind == 7:
+        return -(x**2).sum(-1).clip(max=1e300)  # away from everything
+    return ellipsoid(np.clip(x, -1e100, 1e100))
+
+
+def check(search: Search) -> None:
+    state = search.distribution
+    for array in (state.mean, state.sigma, state.log_eigs, state.axes(), state.deviations()):
+        assert np.isfinite(array).all()
+    assert (state.axes() > 0).all()
+    if state.basis is not None:
+        d = len(state.mean)
+        assert np.abs(state.basis.T @ state.basis - np.eye(d)).max() < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("method", "d", "tells"), [("spectral", 3, 4500), ("spectral", 45, 500), ("nes", 4, 3000), ("separable", 5, 2000)]
+)
+def test_ten_thousand_hostile_tells(method: str, d: int, tells: int) -> None:
+    rng = np.random.default_rng(d)
+    search = Search(np.zeros(d), 1.0, method=method, seed=0)
+    for index in range(tells):
+        with np.errstate(over="ignore"):
+            x = search.ask()
+            assert np.isfinite(x).all()
+            # Phases of one kind do more harm than a mixture.
+            phase = np.random.default_rng(index // 50) if index % 2 else rng
+            search.tell(x, hostile(phase, x))
+        check(search)
+
+
+@pytest.mark.parametrize("method", ["spectral", "nes", "separable"])
+def test_a_search_recovers_from_hostile_values(method: str) -> None:
+    rng = np.random.default_rng(0)
+    search = Search(np.full(4, 2.0), 1.0, method=method, seed=0, max_evals=10**6, tolfun=0, tolx=0)
+    for _ in range(30):
+        x = search.ask()
+        search.tell(x, np.where(rng.uniform(size=len(x)) < 0.5, np.nan, rng.standard_normal(len(x))))
+    for _ in range(800):
+        x = search.ask()
+        search.tell(x, ellipsoid(x, 10.0))
+    assert ellipsoid(search.mean, 10.0) < 1e-8
+
+
+def test_points_far_away_and_repeated_do_no_harm() -> None:
+    rng = np.random.default_rng(0)
+    search = Search(np.zeros(3), 1.0, seed=0)
+    for size in (1e-300, 1e-3, 1.0, 1e10, 1e100):
+        for _ in range(20):
+            x = size * rng.standard_normal((6, 3))
+            x[3] = x[0]
+            search.tell(x, rng.standard_normal(6))
+            check(search)

@@ -1,0 +1,81 @@
+"""Runs do not depend on the scale of values, on coordinates, or on where the origin is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from eigenstep.search import Search
+from eigenstep.search.nes import PaperNES
+from eigenstep.search.search import METHODS
+from eigenstep.search.spectral import SpectralGaussian
+
+from .problems import Array, rosenbrock, rotation
+
+
+def run(method: str, function: Callable[[Array], Array], x0: Array, generations: int = 60) -> list[Array]:
+    search = Search(x0, 0.5, method=method, seed=7)
+    seen = []
+    for _ in range(generations):
+        x = search.ask()
+        seen.append(x)
+        search.tell(x, function(x))
+    return seen
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "transform",
+    [np.log1p, lambda f: 1e200 * f, lambda f: -np.exp(-1e-3 * f), lambda f: f**3 - 1e6],
+    ids=["log", "huge", "bounded", "cubed"],
+)
+def test_order_preserving_transforms_change_nothing(method: str, transform: Callable[[Array], Array]) -> None:
+    x0 = np.zeros(4)
+    for a, b in zip(run(method, rosenbrock, x0), run(method, lambda x: transform(rosenbrock(x)), x0), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_translations_move_the_run(method: str) -> None:
+    shift = np.array([10.0, -3.0, 2.0, 0.25])
+    plain = run(method, rosenbrock, np.zeros(4))
+    moved = run(method, lambda x: rosenbrock(x - shift), shift)
+    for a, b in zip(plain, moved, strict=True):
+        np.testing.assert_allclose(b - shift, a, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [SpectralGaussian, PaperNES])
+def test_rotations_turn_the_run(kind: type[SpectralGaussian] | type[PaperNES]) -> None:
+    R, d = rotation(5), 5
+    plain = kind.start(np.full(d, 0.3), 0.5)
+    turned = replace(kind.start(R @ plain.mean, 0.5), basis=R)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        z = plain.draw(rng, 10)
+        a, b = plain.sample(z), turned.sample(z)
+        np.testing.assert_allclose(b, a @ R.T, rtol=1e-6, atol=1e-9)
+        plain = plain.update(z, rosenbrock(a))  # type: ignore[arg-type]
+        turned = turned.update(z, rosenbrock(b @ R))  # type: ignore[arg-type]
+    assert rosenbrock(plain.mean) < rosenbrock(np.full(d, 0.3))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_scale_of_space_changes_nothing(method: str) -> None:
+    plain = Search(np.zeros(4), 0.5, method=method, seed=3)
+    scaled = Search(np.zeros(4), 0.5 * 1024, method=method, seed=3)
+    for _ in range(40):
+        a, b = plain.ask(), scaled.ask()
+        np.testing.assert_allclose(b, 1024 * a, rtol=1e-9, atol=1e-9)
+        plain.tell(a, rosenbrock(a))
+        scaled.tell(b, rosenbrock(b / 1024))
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another_one() -> None:
+    def first(seed: int) -> Array:
+        return Search(np.zeros(3), 1.0, seed=seed).ask()
+
+    np.testing.assert_array_equal(first(1), first(1))
+    assert not np.array_equal(first(1), first(2))

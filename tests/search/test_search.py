@@ -1,0 +1,272 @@
+"""Ask and tell: types, injected points, saving and loading, restarts, and bad input."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from eigenstep.search import REASONS, Search, minimize, run
+from eigenstep.search.restarts import Restarts, Start
+
+from .problems import Array, ellipsoid, rastrigin, rosenbrock, sphere
+
+METHODS = ("spectral", "separable", "nes")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("d", [1, 2, 7])
+def test_every_method_minimizes(method: str, d: int) -> None:
+    result = minimize(sphere, np.full(d, 1.5), 0.7, method=method, seed=1, target=1e-12, max_evals=50_000)
+    assert result.success, result.message
+    assert result.fun <= 1e-12
+    assert result.fun == sphere(result.x)
+    assert result.nfev == sum([0, *np.diff(result.history.nfev)], result.history.nfev[0])
+
+
+def test_a_rotated_ellipsoid_is_learned() -> None:
+    from .problems import rotation
+
+    R = rotation(8)
+    search = Search(np.ones(8), 1.0, seed=0, target=1e-10)
+    result = run(search, lambda x: ellipsoid(x @ R.T, 1e6), batched=True)
+    assert result.success
+    assert result.nfev < 6000
+    basis = search.distribution.basis
+    assert basis is not None
+    axes = np.argsort(-search.distribution.axes())
+    aligned = np.abs(np.einsum("id,di->i", R, basis[:, axes]))
+    assert aligned.min() > 0.95
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_torch_in_torch_out(dtype: torch.dtype) -> None:
+    def fun(x: torch.Tensor) -> torch.Tensor:
+        assert x.dtype == dtype
+        return x.square().sum(-1)
+
+    one = minimize(fun, torch.ones(3, dtype=dtype), 0.5, seed=0, target=1e-6)
+    many = minimize(fun, torch.ones(3, dtype=dtype), 0.5, seed=0, target=1e-6, batched=True)
+    assert isinstance(one.x, torch.Tensor)
+    assert one.x.dtype == dtype
+    assert torch.equal(one.x, many.x)
+    assert one.nfev == many.nfev
+    assert one.success
+
+
+def test_float32_points_are_recognized_when_they_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = Search(torch.ones(3), 0.5, seed=0)
+    x = search.ask()
+    assert search._asked is not None
+    want = search._asked[1].copy()
+    np.testing.assert_array_equal(search._whitened(x.double().numpy(), None), want)
+    order = [2, 0, 1, *range(3, len(x))]
+    np.testing.assert_array_equal(search._whitened(x[order].double().numpy(), None), want[order])
+
+
+def test_order_of_points_does_not_matter() -> None:
+    a, b = (Search(np.ones(4), 0.5, seed=3) for _ in range(2))
+    for _ in range(20):
+        x = a.ask()
+        a.tell(x, rosenbrock(x))
+        y = b.ask()[::-1]
+        b.tell(y, rosenbrock(y))
+    np.testing.assert_allclose(a.mean, b.mean, rtol=1e-9)
+
+
+def test_injected_points_are_asked_for_and_attract_the_search() -> None:
+    best = np.full(5, 3.0)
+    search = Search(np.zeros(5), 0.5, seed=0)
+    plain = Search(np.zeros(5), 0.5, seed=0)
+    search.inject(best)
+    x = search.ask()
+    assert (x == best).all(-1).any()
+    search.tell(x, sphere(x - best))
+    y = plain.ask()
+    plain.tell(y, sphere(y - best))
+    assert search.best_fun == 0
+    assert sphere(search.mean - best) < 0.8 * sphere(plain.mean - best)
+    # A point at six times the distance of samples must not make the distribution jump there.
+    assert np.abs(search.mean).max() < 2.5
+    assert not (search.ask() == best).all(-1).any()
+
+
+def test_more_injected_points_than_fit_wait_for_the_next_generation() -> None:
+    search = Search(np.zeros(2), 0.5, seed=0)
+    points = np.arange(16.0).reshape(8, 2)
+    search.inject(points)
+    first = search.ask()
+    assert len(first) == search.population == 6
+    search.tell(first, sphere(first))
+    second = search.ask()
+    assert {tuple(p) for p in points} <= {tuple(p) for p in [*first, *second]}
+
+
+def save_state(search: Search) -> Search:
+    other = Search(np.full(4, 0.5), 0.5, seed=99, restarts="bipop", noisy=search.noise is not None, bounds=(-2, 2))
+    other.load_state_dict(search.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("save", [save_state, lambda s: pickle.loads(pickle.dumps(s))], ids=["state_dict", "pickle"])
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+def test_saved_searches_go_on_exactly(save, noisy: bool, asked: bool) -> None:  # type: ignore[no-untyped-def]
+    search = Search(np.full(4, 0.5), 0.5, seed=1, restarts="bipop", noisy=noisy, bounds=(-2, 2))
+
+    def step(s: Search, x: Array | None = None) -> Array:
+        x = s.ask() if x is None else x
+        s.tell(x, rastrigin(x) if not noisy else rastrigin(x) + np.sin(1e6 * x).sum(-1))
+        return x
+
+    for _ in range(40):
+        step(search)
+    search.inject(np.array([0.1, 0.2, 0.3, 0.4]))
+    waiting = search.ask() if asked else None
+    copy = save(search)
+    for _ in range(150):
+        np.testing.assert_array_equal(step(search, waiting), step(copy, waiting))
+        waiting = None
+    assert search.restarts == copy.restarts
+    assert noisy or search.restarts > 0
+    assert search.stop() == copy.stop()
+    assert search.history.as_dict().keys() == copy.history.as_dict().keys()
+    np.testing.assert_array_equal(search.history.best, copy.history.best)
+
+
+def test_states_of_other_searches_are_refused() -> None:
+    state = Search(np.zeros(3), 1.0).state_dict()
+    for other in (
+        Search(np.zeros(4), 1.0),
+        Search(np.zeros(3), 1.0, method="nes"),
+        Search(np.zeros(3), 1.0, noisy=True),
+        Search(np.zeros(3), 1.0, restarts="ipop"),
+    ):
+        with pytest.raises(ValueError, match="same arguments"):
+            other.load_state_dict(state)
+
+
+def test_ipop_doubles_and_bipop_alternates() -> None:
+    rng = np.random.default_rng(0)
+    ipop, start, sizes = Restarts("ipop", 8), Start(8), []
+    for _ in range(4):
+        start = ipop.next(start, 100, rng)
+        sizes.append(start.population)
+    assert sizes == [16, 32, 64, 128]
+    bipop, start, made = Restarts("bipop", 8), Start(8), []
+    for _ in range(12):
+        start = bipop.next(start, 1000 if start.large else 300, rng)
+        made.append(start)
+    assert made[0].large
+    large, small = [s for s in made if s.large], [s for s in made if not s.large]
+    assert [s.population for s in large] == [8 * 2 ** (i + 1) for i in range(len(large))]
+    assert small
+    for s in small:
+        assert 8 <= s.population <= 128
+        assert 0.01 <= s.width <= 1
+        assert s.max_evals == 500
+        assert s.population % 2 == 0
+    assert bipop.small_evals <= bipop.large_evals + 300
+
+
+@pytest.mark.parametrize("restarts", ["ipop", "bipop"])
+def test_restarts_find_the_global_minimum(restarts: str) -> None:
+    """Rastrigin's function has 11^d minima in this box; from one start, the small population ends in a wrong one."""
+    alone = minimize(
+        rastrigin, np.full(4, 3.3), 1.0, seed=0, bounds=(-5, 5), target=1e-8, max_evals=60_000, batched=True
+    )
+    again = minimize(
+        rastrigin,
+        np.full(4, 3.3),
+        1.0,
+        seed=0,
+        bounds=(-5, 5),
+        target=1e-8,
+        max_evals=60_000,
+        batched=True,
+        restarts=restarts,
+    )
+    assert not alone.success
+    assert again.success
+    assert again.restarts > 0
+    assert sorted(set(again.history.run)) == list(range(again.restarts + 1))
+
+
+def test_starts_may_come_from_a_function() -> None:
+    starts = []
+
+    def start(rng: np.random.Generator) -> Array:
+        starts.append(rng.uniform(-4, 4, 3))
+        return starts[-1]
+
+    result = minimize(rastrigin, start, 0.3, seed=0, restarts="ipop", max_restarts=2, batched=True)
+    assert len(starts) == 3
+    assert result.restarts == 2
+
+
+def test_tell_takes_points_of_ones_own() -> None:
+    search = Search(np.full(3, 2.0), 1.0, seed=0)
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        x = search.mean + search.sigma * rng.standard_normal((9, 3))
+        search.tell(x, sphere(x))
+    assert sphere(search.mean) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "text"),
+    [
+        (([], 1.0), {}, ValueError, "x0 must be a vector"),
+        (([[1.0]], 1.0), {}, ValueError, "x0 must be a vector"),
+        (([1.0, np.nan], 1.0), {}, ValueError, "finite"),
+        (("text", 1.0), {}, TypeError, "x0 must be a vector"),
+        ((torch.tensor([1, 2]), 1.0), {}, TypeError, "floating-point tensor"),
+        (([1.0, 2.0], 0.0), {}, ValueError, "sigma0 must be a positive number"),
+        (([1.0, 2.0], [1.0, 2.0, 3.0]), {}, ValueError, "sigma0"),
+        (([1.0, 2.0], np.inf), {}, ValueError, "sigma0"),
+        (([1.0], 1.0), {"method": "magic"}, ValueError, "method must be one of spectral, separable, nes"),
+        (([1.0], 1.0), {"restarts": "never"}, ValueError, "restarts must be one of"),
+        (([1.0], 1.0), {"population": 3}, ValueError, "population must be at least 4"),
+        (([1.0], 1.0), {"population": 4.5}, TypeError, "population must be an integer"),
+        (([1.0], 1.0), {"max_evals": 0}, ValueError, "max_evals must be at least 1"),
+        (([1.0], 1.0), {"tolx": -1.0}, ValueError, "tolx"),
+        (([1.0], 1.0), {"target": np.nan}, ValueError, "target"),
+        (([3.0], 1.0), {"bounds": (0, 1)}, ValueError, "x0 must be within the bounds"),
+    ],
+)
+def test_impossible_arguments(arguments: tuple, options: dict, error: type[Exception], text: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(error, match=text):
+        Search(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("points", "values", "text"),
+    [
+        (np.zeros((6, 2)), np.zeros(6), "3 coordinates"),
+        (np.zeros((6, 3)), np.zeros(5), "one value for each"),
+        (np.zeros((1, 3)), np.zeros(1), "at least two points"),
+        (np.full((6, 3), np.nan), np.zeros(6), "finite"),
+        (np.full((6, 3), 9.0), np.zeros(6), "within the bounds"),
+    ],
+)
+def test_bad_tells_change_nothing(points: Array, values: Array, text: str) -> None:
+    search = Search(np.zeros(3), 1.0, seed=0, bounds=(-5, 5))
+    search.ask()
+    before = pickle.dumps(search.state_dict()["distribution"])
+    with pytest.raises(ValueError, match=text):
+        search.tell(points, values)
+    assert search.evaluations == search.iterations == 0
+    assert pickle.dumps(search.state_dict()["distribution"]) == before
+    with pytest.raises(ValueError, match="3 coordinates"):
+        search.inject(np.zeros(2))
+
+
+def test_end_needs_a_known_reason() -> None:
+    search = Search(np.zeros(3), 1.0)
+    with pytest.raises(ValueError, match="reason must be one of target"):
+        search.end("boredom")
+    search.end()
+    assert search.stop() == "callback"
+    assert all(reason.message for reason in REASONS.values())
