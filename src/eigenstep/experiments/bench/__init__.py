@@ -27,6 +27,7 @@ BENCHMARKS: Mapping[str, Command] = {
     "spd": Command(
         "eigenstep.experiments.bench.spd", "minimize over positive-definite matrices, against pymanopt and geoopt"
     ),
+    "search": Command("eigenstep.experiments.bench.search", "search without gradients, against pycma and cmaes"),
     "all": Command("eigenstep.experiments.bench.every", "run every benchmark with its defaults", computes=False),
     "pages": Command("eigenstep.experiments.bench.pages", "put the tables of --json files into pages", computes=False),
 }

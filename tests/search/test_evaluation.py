@@ -1,0 +1,252 @@
+"""Functions that raise, return nonsense, run on workers, hang or die with their worker; many runs; noise; history."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from eigenstep.search import History, Search, minimize, minimize_many, run
+from eigenstep.search.noise import Reevaluation, rank_change
+
+from .problems import Array, ellipsoid, rosenbrock, sphere
+
+
+def raises_often(x: Array) -> float:
+    if x[0] > 1:
+        raise ArithmeticError("too far right")
+    return float(sphere(x)) if x[1] < 1 else math.nan
+
+
+def test_functions_that_fail_are_searched_around() -> None:
+    result = minimize(raises_often, np.full(3, 0.9), 0.5, seed=0, target=1e-10)
+    assert result.success
+    assert result.failures > 0
+    assert result.first_failure == "ArithmeticError: too far right"
+
+
+def test_a_batch_that_fails_fails_as_a_whole() -> None:
+    calls = 0
+
+    def fun(x: Array) -> Array:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 0:
+            raise RuntimeError("every third")
+        return sphere(x)
+
+    result = minimize(fun, np.ones(3), 0.5, seed=0, target=1e-8, batched=True)
+    assert result.success
+    assert result.failures == 7 * (calls // 3) or result.failures == 8 * (calls // 3)
+
+
+def test_a_function_that_always_raises_ends_with_its_message() -> None:
+    def fun(x: Array) -> float:
+        raise KeyError("forgotten")
+
+    result = minimize(fun, np.ones(3), 0.5)
+    assert result.reason == "failed"
+    assert not result.success
+    assert result.first_failure == "KeyError: 'forgotten'"
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_wrong_kinds_of_values_are_mistakes_and_not_failures(batched: bool) -> None:
+    with pytest.raises((TypeError, ValueError), match="fun must return"):
+        minimize(lambda x: np.zeros((2, 3)), np.ones(3), 0.5, batched=batched)
+    if not batched:
+        with pytest.raises(TypeError, match="got dict"):
+            minimize(lambda x: {}, np.ones(3), 0.5)
+
+
+def test_interruptions_are_not_swallowed() -> None:
+    def fun(x: Array) -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        minimize(fun, np.ones(3), 0.5)
+
+
+def test_workers_change_nothing_but_the_time() -> None:
+    plain = minimize(rosenbrock, np.zeros(3), 0.5, seed=0, max_evals=300)
+    with ThreadPoolExecutor(2) as pool:
+        parallel = minimize(rosenbrock, np.zeros(3), 0.5, seed=0, max_evals=300, executor=pool)
+    np.testing.assert_array_equal(plain.x, parallel.x)
+
+
+def hangs_sometimes(x: Array) -> float:
+    if x[0] > 0.7:
+        time.sleep(0.5)
+    return float(sphere(x))
+
+
+def test_what_hangs_costs_its_evaluations() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        result = minimize(hangs_sometimes, np.full(2, 0.6), 0.2, seed=0, max_evals=60, executor=pool, timeout=0.1)
+    assert result.failures > 0
+    assert result.first_failure is not None
+    assert result.first_failure.startswith("TimeoutError")
+    assert result.fun < 0.3
+
+
+def dies_sometimes(x: Array) -> float:
+    if x[0] > 0.9:
+        os._exit(1)
+    return float(sphere(x))
+
+
+def test_a_pool_that_breaks_is_replaced() -> None:
+    made: list[Executor] = []
+
+    def pool() -> Executor:
+        made.append(ProcessPoolExecutor(1, mp_context=get_context("fork")))
+        return made[-1]
+
+    result = minimize(dies_sometimes, np.full(2, 0.6), 0.2, seed=3, max_evals=60, executor=pool)
+    for executor in made:
+        executor.shutdown()
+    assert len(made) > 1
+    assert 0 < result.failures < result.nfev
+    assert result.fun < 0.5
+
+
+def test_impossible_ways_to_evaluate() -> None:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="batched"):
+        minimize(sphere, np.ones(2), 0.5, executor=pool, batched=True)
+    with pytest.raises(ValueError, match="timeout needs an executor"):
+        minimize(sphere, np.ones(2), 0.5, timeout=1.0)
+    with pytest.raises(TypeError, match="submit"):
+        minimize(sphere, np.ones(2), 0.5, executor=3)
+    with pytest.raises(TypeError, match="fun must be a function"):
+        minimize(3, np.ones(2), 0.5)  # type: ignore[arg-type]
+
+
+def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    minimize(sphere, np.ones(2), 0.5, seed=0, max_evals=60, progress=True)
+    assert "value" in capsys.readouterr().out
+
+
+# Many runs at once.
+
+
+@pytest.mark.parametrize("separable", [False, True])
+def test_many_runs_are_like_single_ones(separable: bool) -> None:
+    """They draw other random numbers, so what can be compared is how many evaluations they need."""
+    rng = np.random.default_rng(0)
+    starts = rng.standard_normal((20, 5))
+    many = minimize_many(lambda x: ellipsoid(x, 100.0), starts, 1.0, seed=0, target=1e-8, separable=separable)
+    assert many.success.all()
+    assert many.x.shape == (20, 5)
+    np.testing.assert_allclose(ellipsoid(many.x, 100.0), many.fun)
+    method = "separable" if separable else "spectral"
+    single = [
+        minimize(lambda x: ellipsoid(x, 100.0), x0, 1.0, seed=i, target=1e-8, batched=True, method=method).nfev
+        for i, x0 in enumerate(starts)
+    ]
+    assert np.median(many.nfev) == pytest.approx(np.median(single), rel=0.1)
+
+
+def test_one_of_many_is_exactly_a_single_run() -> None:
+    """With the same random numbers: a batch of one."""
+    many = minimize_many(sphere, np.ones((1, 4)), 0.5, seed=3, target=1e-6)
+    one = minimize(sphere, np.ones(4), 0.5, seed=3, target=1e-6, batched=True)
+    np.testing.assert_array_equal(many.x[0], one.x)
+    assert many.nfev[0] == one.nfev
+
+
+def test_finished_runs_stay_as_they_are_and_each_may_have_its_own_function() -> None:
+    centers = torch.tensor([[0.0] * 3, [50.0] * 3, [-9.0] * 3], dtype=torch.float64)
+
+    def fun(x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[:1] == (3,)
+        return (x - centers[:, None]).square().sum(-1)
+
+    many = minimize_many(fun, torch.zeros(3, 3, dtype=torch.float64), 0.1, seed=0)
+    assert many.success.all()
+    assert isinstance(many.x, torch.Tensor)
+    torch.testing.assert_close(many.x, centers, atol=1e-8, rtol=0)
+    assert many.nfev[0] < many.nfev[1]
+
+
+def test_bad_batches_of_runs() -> None:
+    with pytest.raises(ValueError, match="of shape"):
+        minimize_many(sphere, np.ones(3), 0.5)
+    with pytest.raises(ValueError, match="values of shape"):
+        minimize_many(lambda x: x, np.ones((2, 3)), 0.5)
+
+
+# Noise.
+
+
+def test_rank_change_tells_noise_from_none() -> None:
+    rng = np.random.default_rng(0)
+    values = np.arange(20.0)
+    assert rank_change(values, values[:5] + 1e-9) < 0
+    assert np.mean([rank_change(rng.standard_normal(20), rng.standard_normal(5)) for _ in range(200)]) > 0
+
+
+def test_values_are_averaged() -> None:
+    noise = Reevaluation(repeats=3.0)
+    plan = noise.plan(10)
+    np.testing.assert_array_equal(np.bincount(plan), [4, 4, *[3] * 8])
+    values = plan + np.where(np.arange(len(plan)) >= 30, 0.4, 0.0)
+    np.testing.assert_allclose(noise.average(plan, values), [0.1, 1.1, *range(2, 10)])
+
+
+def test_noise_is_averaged_away() -> None:
+    """With noise as large as the values themselves near the end, averaging gets several times closer."""
+
+    def solve(noisy: bool, seed: int) -> float:
+        rng = np.random.default_rng(seed)
+        search = Search(np.full(5, 3.0), 1.0, seed=seed, noisy=noisy, max_evals=6000, tolfun=0)
+        while not search.stop():
+            x = search.ask()
+            search.tell(x, sphere(x) + rng.standard_normal(len(x)))
+        return float(sphere(search.mean))
+
+    plain, averaged = (np.median([solve(noisy, seed) for seed in range(7)]) for noisy in (False, True))
+    assert averaged < 0.5 * plain
+
+
+def test_without_noise_little_is_evaluated_twice() -> None:
+    result = minimize(sphere, np.ones(5), 0.5, seed=0, noisy=True, target=1e-8)
+    plain = minimize(sphere, np.ones(5), 0.5, seed=0, target=1e-8)
+    assert result.success
+    assert result.nfev < 1.6 * plain.nfev
+
+
+# History.
+
+
+def test_history_is_written_read_and_drawn(tmp_path: Path) -> None:
+    search = Search(np.ones(3), 0.5, seed=0, bounds=(-2, 2), restarts="ipop", max_evals=3000)
+    history = run(search, ellipsoid, batched=True).history
+    history.save(tmp_path / "h.npz")
+    again = History.load(tmp_path / "h.npz")
+    for key, value in history.as_dict().items():
+        np.testing.assert_array_equal(value, again.as_dict()[key])
+    history.save(tmp_path / "h.csv")
+    lines = (tmp_path / "h.csv").read_text().splitlines()
+    assert lines[0].split(",")[:3] == ["nfev", "fun", "best"]
+    assert len(lines) == len(history) + 1
+    assert history.plot(tmp_path / "h.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="must end in"):
+        history.save(tmp_path / "h.txt")
+    (tmp_path / "bad.npz").write_text("nothing")
+    with pytest.raises(ValueError, match="not a history"):
+        History.load(tmp_path / "bad.npz")
+
+
+def test_history_knows_the_shape_of_the_function() -> None:
+    history = minimize(lambda x: ellipsoid(x, 1e4), np.ones(4), 0.5, seed=0, batched=True).history
+    assert history.ratio[-1] == pytest.approx(100, rel=0.7)
+    assert history.axes[-1].shape == history.mean[-1].shape == (4,)
+    long = minimize(sphere, np.ones(200), 0.5, seed=0, max_evals=100, batched=True, method="separable").history
+    assert long.mean[-1].shape == (64,)

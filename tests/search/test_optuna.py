@@ -1,0 +1,79 @@
+"""The sampler in optuna's studies."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+optuna = pytest.importorskip("optuna")
+
+from eigenstep.search.optuna_sampler import Axis, SpectralSampler  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def objective(trial: Any) -> float:
+    x = trial.suggest_float("x", -5, 5)
+    rate = trial.suggest_float("rate", 1e-5, 1.0, log=True)
+    layers = trial.suggest_int("layers", 1, 9)
+    width = trial.suggest_int("width", 8, 64, step=8)
+    kind = trial.suggest_categorical("kind", ["a", "b"])
+    loss = (x - 1) ** 2 + (math.log10(rate) + 2) ** 2 + 0.2 * (layers - 4) ** 2 + ((width - 40) / 16) ** 2
+    return loss + (0.1 if kind == "a" else 0.0)
+
+
+def best(sampler: Any, trials: int = 150) -> float:
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(objective, n_trials=trials)
+    return float(study.best_value)
+
+
+def test_it_beats_random_sampling() -> None:
+    ours = np.median([best(SpectralSampler(seed=seed)) for seed in range(3)])
+    chance = np.median([best(optuna.samplers.RandomSampler(seed=seed)) for seed in range(3)])
+    assert ours < 0.5 * chance
+
+
+def test_the_same_seed_gives_the_same_trials() -> None:
+    assert best(SpectralSampler(seed=5), 40) == best(SpectralSampler(seed=5), 40)
+
+
+def test_maximization_failures_pruning_and_threads() -> None:
+    def fun(trial: Any) -> float:
+        x, y = trial.suggest_float("x", -5, 5), trial.suggest_float("y", -5, 5)
+        if trial.number % 7 == 3:
+            raise optuna.TrialPruned
+        if trial.number % 11 == 5:
+            raise RuntimeError("lost")
+        return -((x - 2) ** 2) - (y + 1) ** 2
+
+    study = optuna.create_study(sampler=SpectralSampler(seed=0), direction="maximize")
+    study.optimize(fun, n_trials=150, n_jobs=3, catch=(RuntimeError,))
+    assert study.best_value > -0.02
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        optuna.distributions.FloatDistribution(-1, 3),
+        optuna.distributions.FloatDistribution(0, 1, step=0.25),
+        optuna.distributions.FloatDistribution(1e-4, 10, log=True),
+        optuna.distributions.IntDistribution(3, 11, step=2),
+        optuna.distributions.IntDistribution(1, 100, log=True),
+    ],
+)
+def test_axes_stay_in_their_distribution(distribution: Any) -> None:
+    axis = Axis(distribution)
+    coordinates = np.linspace(axis.lower, axis.upper, 41)
+    values = [axis.decode(np.rint(u) if axis.whole else u) for u in coordinates]
+    assert min(values) == pytest.approx(distribution.low)
+    assert max(values) == pytest.approx(distribution.high)
+    for value in values:
+        assert distribution._contains(distribution.to_internal_repr(value))
+        assert axis.decode(axis.encode(value)) == pytest.approx(value)
