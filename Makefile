@@ -16,7 +16,7 @@ help: ## Show this list
 demo: $(VENV)/.has-all ## See the library's main job at work
 	$(BIN)/eigenstep demo
 
-test: $(VENV)/.has-all $(VENV)/.has-dev $(VENV)/.has-trainers ## Run every test, in parallel (PYTEST_ARGS="-k name" selects)
+test: $(VENV)/.has-all $(VENV)/.has-dev $(VENV)/.has-trainers $(VENV)/.has-cluster ## Run every test, in parallel (PYTEST_ARGS="-k name" selects)
 	$(BIN)/pytest -n auto $(PYTEST_ARGS)
 
 lint: $(VENV)/.has-all $(VENV)/.has-dev ## Check style, docstrings, formatting and types

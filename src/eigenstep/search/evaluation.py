@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError, Future
+from concurrent import futures
+from concurrent.futures import BrokenExecutor, Future
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class Evaluator:
         return array
 
     def _call_on_workers(self, points: Sequence[Point]) -> Array:
-        futures = [self._submit(point) for point in points]
+        submitted = [self._submit(point) for point in points]
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
 
         def wait(future: Future[object] | None) -> object:
@@ -82,11 +83,11 @@ class Evaluator:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 return future.result(left)
-            except TimeoutError:
+            except futures.TimeoutError:  # the built-in one from Python 3.11 on
                 future.cancel()
                 raise
 
-        return np.array([self._guard(wait, future) for future in futures])
+        return np.array([self._guard(wait, future) for future in submitted])
 
     def _submit(self, point: Point) -> Future[object] | None:
         try:
@@ -101,7 +102,7 @@ class Evaluator:
     def _guard(self, evaluate: Callable[[Any], object], argument: Any) -> float:
         try:
             value = evaluate(argument)
-        except (Exception, CancelledError) as error:
+        except (Exception, futures.CancelledError) as error:
             self._note(error, 1)
             return float("nan")
         return to_number(value)

@@ -29,10 +29,10 @@ import numpy as np
 import torch
 
 from ...search import Search
-from ..console import UserError, print_table, require, track, write_json
+from ..console import UserError, require, track, write_json
 from ..functions import FUNCTIONS
 from ..plots import figure, save
-from ..results import Verdict
+from ..results import Table, Verdict, verdict_table
 from .search_bbob import BUDGET, run_function, summarize
 from .search_bbob import FUNCTIONS as BBOB
 from .search_peers import PEERS, Array, Counted
@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--function-dimensions", nargs="+", type=int, default=[10, 20, 40], help="of the rest (default: %(default)s)"
     )
-    parser.add_argument("--instances", nargs=2, type=int, default=[1, 5], help="first and last (default: %(default)s)")
+    parser.add_argument(
+        "--instances", nargs=2, type=int, default=[1, 5], help="of BBOB, first and last (default: %(default)s)"
+    )
     parser.add_argument("--full", action="store_true", help="BBOB with instances 1 to 15")
     parser.add_argument("--seeds", type=int, default=25, help="of `functions` (default: %(default)s)")
     parser.add_argument("--restart-seeds", type=int, default=10, help="of `restarts` (default: %(default)s)")
@@ -71,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Compute what is missing, print tables and verdicts, and draw."""
+    """Compute what is missing, judge it, and draw."""
     if min(args.seeds, args.restart_seeds, args.restart_budget, *args.dimensions, *args.function_dimensions) < 1:
         raise UserError("seeds, dimensions and budgets must be at least 1")
     if not 1 <= args.instances[0] <= args.instances[1]:
@@ -79,9 +81,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     computed = {part: COMPUTE[part](args) for part in PARTS if part in args.parts}
     judged = list(verdicts(computed))
-    show(computed, judged)
     draw(computed, args.plot)
-    return {**computed, "verdicts": [{**asdict(v), "holds": v.holds} for v in judged]}
+    shown = [*tables(computed), verdict_table("Search without gradients", judged)]
+    return {
+        **computed,
+        "verdicts": [{**asdict(v), "holds": v.holds} for v in judged],
+        "tables": [asdict(table) for table in shown],
+    }
 
 
 def kept(path: Path, compute: Any) -> Any:
@@ -136,7 +142,7 @@ def compute_bbob(args: argparse.Namespace) -> dict[str, Any]:
     jobs = [(d, function, peer) for d in args.dimensions for function in BBOB for peer in PEERS]
     for d, function, peer in track(jobs, "BBOB"):
         found[d][peer][function] = run_function(args.directory, peer, function, d, instances)
-    return {"first_instance": first, "last_instance": last, **summarize(found)}
+    return summarize(found, f"{first}-{last}")
 
 
 def compute_overhead(args: argparse.Namespace) -> dict[str, Any]:
@@ -249,13 +255,7 @@ def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
         yield Verdict("It costs less time than pycma.", "spectral", quantity, ratio, limit, timed=True)
 
 
-def show(computed: Mapping[str, Any], judged: Sequence[Verdict]) -> None:
-    """Print all tables."""
-    for title, columns, rows in tables(computed, judged):
-        print_table(title, columns, rows)
-
-
-def tables(computed: Mapping[str, Any], judged: Sequence[Verdict]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
     """Give the figures as tables."""
     for part, title in (
         ("functions", f"Median evaluations to {TARGET:g}, and how many runs reached it"),
@@ -267,22 +267,17 @@ def tables(computed: Mapping[str, Any], judged: Sequence[Verdict]) -> Iterator[t
             for name, hits in functions.items()
         ]
         if rows:
-            yield title, ["function", "d", "eigenstep", "pycma"], rows
+            yield Table(title, ["function", "d", "eigenstep", "pycma"], rows)
     if "bbob" in computed:
-        bbob = computed["bbob"]
-        rows = [[d, *(f"{peers[p]['area']:.4f}" for p in PEERS)] for d, peers in bbob["dimensions"].items()]
-        span = f"instances {bbob['first_instance']} to {bbob['last_instance']}, {BUDGET} evaluations per dimension"
-        yield f"BBOB: area under the ECDF, {span}", ["d", *PEERS], rows
-        rows = [
-            [d, *(", ".join(worse(peers, p)) or "none" for p in ("pycma", "cmaes"))]
-            for d, peers in bbob["dimensions"].items()
-        ]
-        yield "BBOB: functions on which the area is smaller than that of", ["d", "pycma", "cmaes"], rows
+        entries = computed["bbob"]["dimensions"].items()
+        rows = [[d, peers["pycma"]["instances"], *(f"{peers[p]['area']:.4f}" for p in PEERS)] for d, peers in entries]
+        title = f"BBOB: area under the ECDF, {BUDGET} evaluations per dimension"
+        yield Table(title, ["d", "instances", *PEERS], rows)
+        rows = [[d, *(", ".join(worse(peers, p)) or "none" for p in ("pycma", "cmaes"))] for d, peers in entries]
+        yield Table("BBOB: functions on which the area is smaller than that of", ["d", "pycma", "cmaes"], rows)
     if "overhead" in computed:
         rows = [[d, *(f"{times[p]:.1f}" for p in PEERS)] for d, times in computed["overhead"].items()]
-        yield "Microseconds of CPU time per evaluation", ["d", *PEERS], rows
-    rows = [[v.quantity, v.measured, "holds" if v.holds else "DOES NOT HOLD"] for v in judged]
-    yield "Verdicts", ["quantity", "measured", "verdict"], rows
+        yield Table("Microseconds of CPU time per evaluation", ["d", *PEERS], rows, timed=True)
 
 
 def worse(peers: Mapping[str, Any], rival: str) -> list[str]:

@@ -82,8 +82,13 @@ def ecdf(hits: Sequence[Sequence[float]], d: int, at: Array) -> Array:
     return np.searchsorted(ordered, at * d, side="right") / len(ordered)
 
 
-def summarize(found: Mapping[int, Mapping[str, Mapping[int, Hits]]]) -> dict[str, Any]:
-    """Return areas and curves by dimension and search, and the area on each function."""
+def summarize(found: Mapping[int, Mapping[str, Mapping[int, Hits]]], instances: str) -> dict[str, Any]:
+    """Return areas and curves by dimension and search, and the area on each function.
+
+    Args:
+        found: hits by dimension, search and function.
+        instances: which ones, for the reader.
+    """
     at = np.logspace(0, math.log10(BUDGET), 61)
     summary: dict[str, Any] = {"evaluations_per_dimension": [round(float(a), 3) for a in at], "dimensions": {}}
     for d, peers in found.items():
@@ -94,7 +99,7 @@ def summarize(found: Mapping[int, Mapping[str, Mapping[int, Hits]]]) -> dict[str
                 "curve": [
                     round(float(y), 4) for y in ecdf([row for hits in functions.values() for row in hits], d, at)
                 ],
-                "instances": len(next(iter(functions.values()))),
+                "instances": instances,
             }
             for peer, functions in peers.items()
         }
