@@ -186,11 +186,12 @@ def _read_bounds(bounds: object, d: int) -> tuple[Array, Array]:
 
 
 def _read_side(side: Any, missing: float, d: int) -> Array:
-    listed: list[Any] = [side] * d if side is None or np.ndim(side) == 0 else list(side)
-    if len(listed) != d:
-        raise ValueError(f"bounds must have {d} entries on each side, got {len(listed)}")
+    if side is None or np.ndim(side) == 0:
+        side = [side] * d
+    if len(side) != d:
+        raise ValueError(f"bounds must have {d} entries on each side, got {len(side)}")
     try:
-        numbers = np.array([missing if entry is None else float(entry) for entry in listed])
+        numbers = np.array([missing if entry is None else float(entry) for entry in side])
     except (TypeError, ValueError) as error:
         raise TypeError(f"bounds must be numbers or None ({error})") from error
     if np.isnan(numbers).any():

@@ -19,7 +19,7 @@ Float = optuna.distributions.FloatDistribution
 Int = optuna.distributions.IntDistribution
 
 
-class SpectralSampler(BaseSampler):
+class SpectralSampler(BaseSampler):  # type: ignore[misc]
     """Search over all numerical parameters together; categorical ones, and the first trials, are sampled at random.
 
     The search lives in the sampler, so all trials must be run from one process, with as many threads (``n_jobs``) or

@@ -115,7 +115,8 @@ def compute_functions(args: argparse.Namespace) -> dict[str, Any]:
 def compute_restarts(args: argparse.Namespace) -> dict[str, Any]:
     """Return the same for hard functions, with restarts."""
     jobs = [(d, name, peer) for d in args.function_dimensions for name in HARD for peer in ("eigenstep", "pycma")]
-    seeds, found = range(args.restart_seeds), {}
+    seeds = range(args.restart_seeds)
+    found: dict[str, Any] = {}
     for d, name, peer in track(jobs, "Restarts"):
         budget = args.restart_budget * d
         path = args.directory / f"restarts-{peer}-{name}-d{d}-{len(seeds)}-{budget}.json"
@@ -155,7 +156,7 @@ def compute_overhead(args: argparse.Namespace) -> dict[str, Any]:
 
 def measure_overhead(d: int, rounds: int = 5) -> dict[str, float]:
     """Time generations of all searches on an ellipsoid, whose own time is not counted."""
-    generations = max(3, 2000 // d)
+    generations = max(3, min(200, 2000 // d))
     steppers = {name: make(d) for name, make in STEPPERS.items()}
     for step in steppers.values():
         for _ in range(generations):  # the first ones set up things
