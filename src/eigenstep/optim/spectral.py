@@ -44,7 +44,7 @@ class Spectral(Optimizer):
         self,
         params: Params,
         lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.95),
+        betas: tuple[float, float] = (0.95, 0.95),
         weight_decay: float = 0.01,
         *,
         root: float = 2.0,
@@ -151,6 +151,7 @@ class Spectral(Optimizer):
             **options: any other argument of the constructor overrides the recipe.
         """
         recipe = {
+            "betas": (0.9, 0.95),
             "eigenvalues": "kronecker",
             "rotation": "normalized",
             "basis_lr": 0.5,
