@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -54,6 +54,20 @@ class Layout:
         if self.transposed:
             stack = stack.reshape(rows, cols).transpose(0, 1)
         return stack.reshape(self.shape)
+
+    @property
+    def cut_axis(self) -> int | None:
+        """Axis of the parameter along which the pieces lie side by side; ``None`` if they are not slices of it."""
+        if self.transposed:
+            return 0
+        return 1 if len(self.shape) == 2 else None
+
+    def part(self, start: int, stop: int) -> Layout:
+        """Return the layout of the pieces ``start`` to ``stop``, for the slice of the parameter that they make up."""
+        shape, axis = list(self.shape), self.cut_axis
+        if stop - start != self.pieces and axis is not None:
+            shape[axis] = (stop - start) * shape[axis] // self.pieces
+        return replace(self, shape=tuple(shape), pieces=stop - start)
 
     def _matrix(self, tensor: Tensor) -> Tensor:
         return tensor.reshape(self.shape[0], math.prod(self.shape[1:]), *tensor.shape[len(self.shape) :])

@@ -14,13 +14,16 @@ from ..checks import describe
 from ..curvature import OuterProducts
 from . import kernel
 from .layout import Layout, plan
-from .options import check_gradient, check_group, check_state, turns_at
-from .report import Summary, spectra_of, summarize
+from .options import check_gradient, check_group, check_state, interval_at, turns_at
+from .pieces import Pieces
+from .report import Summary, matmul_flops, spectra_of, summarize
 from .rounding import add_stochastically
+from .sharding import OFF, Candidate, Sharding, is_sharded, local_gradient, wanted
 from .stack import Stack
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Interval = int | list[tuple[int, int]]
+MOVING = "torch.distributed.checkpoint moves state between ranks"
 
 
 class Spectral(Optimizer):
@@ -77,8 +80,9 @@ class Spectral(Optimizer):
         compile: bool = False,
         capturable: bool = False,
         nonfinite: str = "raise",
+        distributed: bool = True,
     ) -> None:
-        """Set up the optimizer. Every argument but ``compile`` can be given per parameter group.
+        """Set up the optimizer. Every argument but ``compile`` and ``distributed`` can be given per parameter group.
 
         What people change:
 
@@ -128,11 +132,14 @@ class Spectral(Optimizer):
             capturable: make the step safe to capture in a CUDA graph; needs ``interval=1`` and ``nonfinite="ignore"``.
             nonfinite: what to do about NaN or infinite gradients: "raise" an error, "skip" the whole step, or "ignore"
                 such entries as if they were zero, which spares reading one flag back from the device.
+            distributed: split work and state over the ranks of ``torch.distributed``, if there are any. ``False`` steps
+                everything on every rank, as torch's optimizers do; DTensor parameters cannot be stepped so.
         """
-        defaults = {k: v for k, v in locals().items() if k not in ("self", "params", "compile", "__class__")}
+        own = ("self", "params", "compile", "distributed", "__class__")
+        defaults = {k: v for k, v in locals().items() if k not in (*own, "own")}
         check_group(defaults)
         defaults["betas"] = tuple(betas)
-        self._compile = compile
+        self._compile, self._distributed = compile, distributed
         self._prepare()
         super().__init__(cast(Any, params), {**defaults, "count": 0})
 
@@ -140,6 +147,7 @@ class Spectral(Optimizer):
         """Set up what copies and checkpoints leave out."""
         self._kernel = _compiled_kernel() if self._compile else kernel.step
         self._stacks: dict[tuple[object, ...], Stack] = {}
+        self._sharding: Sharding | None = getattr(self, "_sharding", None)
 
     @classmethod
     def paper(cls, params: Params, lr: float = 1e-3, **options: Any) -> Spectral:
@@ -216,54 +224,142 @@ class Spectral(Optimizer):
             if param not in own:
                 raise ValueError("curvature was given for a tensor that is not a parameter of this optimizer")
         samples = {param: _vectors(param, value) for param, value in curvature.items()}
+        self._share_work(samples)
         for group, params in zip(self.param_groups, active, strict=True):
-            tensors = [p.grad for p in params] + [samples[p] for p in params if p in samples]
-            if group["nonfinite"] != "ignore" and tensors and not _all_finite(tensors):
+            tensors = [local_gradient(p) for p in params] + [samples[p] for p in params if p in samples]
+            if group["nonfinite"] != "ignore" and tensors and not self._all_finite(tensors, params):
                 if group["nonfinite"] == "skip":
                     return
-                bad = [self._name(p) for p in params if not torch.isfinite(p.grad).all()] or ["the curvature"]
+                bad = [self._name(p) for p in params if not torch.isfinite(local_gradient(p)).all()]
+                where = bad[:5] or ["the curvature" if samples else "a parameter on another rank"]
                 raise ValueError(
-                    f"gradient of {', '.join(bad[:5])} has NaN or infinite entries; nothing was changed. Lower the "
+                    f"gradient of {', '.join(where)} has NaN or infinite entries; nothing was changed. Lower the "
                     'learning rate, clip gradients, or pass nonfinite="skip" to skip such steps'
                 )
         for group, params in zip(self.param_groups, active, strict=True):
             self._step_group(group, params, samples)
 
+    def _all_finite(self, tensors: list[Tensor], params: list[Tensor]) -> bool:
+        """Tell whether all entries are finite, on all ranks, reading one flag from the device."""
+        bad = ~torch.stack([torch.isfinite(t).all().to(tensors[0].device) for t in tensors]).all()
+        return not (bad if self._sharding is None else self._sharding.agree(bad, params))
+
+    def _share_work(self, samples: Mapping[Tensor, Tensor]) -> None:
+        """Let all ranks agree on who steps the parameters that have no owner yet, and give up what others step."""
+        everything = [p for group in self.param_groups for p in group["params"]]
+        if not (self._distributed and wanted(everything)):
+            if any(map(is_sharded, everything)):
+                raise ValueError("DTensor parameters need torch.distributed to be initialized, and distributed=True")
+            return
+        if samples:
+            raise ValueError(f"curvature cannot be given while ranks share the work: leave it out, {OFF}")
+        self._sharding = self._sharding or Sharding()
+        candidates = []
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param not in self._sharding and param.numel() and (param.requires_grad or param.grad is not None):
+                    candidates.append(self._candidate(group, param))
+        if candidates:
+            self._sharding.admit(candidates)
+            groups = {param: group for group in self.param_groups for param in group["params"]}
+            for candidate in candidates:
+                self._keep_own_state(groups[candidate.param], candidate.param)
+
+    def _candidate(self, group: dict[str, Any], param: Tensor) -> Candidate:
+        layout = self._layout(group, param)
+        state = _initial_state(group, param, layout, device="meta")
+        flops = matmul_flops(layout, group, interval_at(group["interval"], group["count"]))
+        memory = sum(t.numel() * t.element_size() for t in state.values())
+        costs = (flops / layout.pieces, memory / layout.pieces, param.numel() / layout.pieces)
+        return Candidate(param, layout, costs, state["scale"].dtype)
+
+    def _keep_own_state(self, group: dict[str, Any], param: Tensor) -> None:
+        """Keep the state of the pieces that are stepped here, so that every rank has the same names in its state."""
+        assert self._sharding is not None
+        start, total, layout = self._sharding.part(param)
+        state = self.state[param] or _initial_state(group, param, layout)
+        for name, tensor in state.items():
+            if isinstance(tensor, Pieces):
+                if (tensor.start, len(tensor.local), len(tensor)) != (start, layout.pieces, total):
+                    raise ValueError(f"state_dict does not fit: other ranks own {self._name(param)} now; {MOVING}")
+                tensor = tensor.local
+            elif len(tensor) == total:
+                tensor = tensor[start : start + layout.pieces].clone()
+            elif len(tensor) != layout.pieces:
+                raise ValueError(f"state of {self._name(param)} is that of another rank; {MOVING}")
+            self.state[param][name] = tensor
+
     def _step_group(self, group: dict[str, Any], params: list[Tensor], samples: Mapping[Tensor, Tensor]) -> None:
         turn = turns_at(group, group["count"])
         group["count"] += 1
-        rule = _rule(group)
-        for stack in self._stacks_for(group, params):
-            rates = _rates(group, stack.state["scale"])
-            gradient = stack.gather([cast(Tensor, p.grad) for p in stack.params])
-            vectors = None
-            if any(p in samples for p in stack.params):
-                vectors = stack.gather(_padded([samples.get(p, cast(Tensor, p.grad)[..., None]) for p in stack.params]))
-            if group["nonfinite"] == "ignore":
-                gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
-                vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
-            directions = self._kernel(gradient, vectors, stack.state, rule, rates, turn)
-            self._apply(group, stack.params, stack.scatter(directions))
+        if self._sharding is None:
+            for stack in self._stacks_for(group, params):
+                gradients = [cast(Tensor, p.grad) for p in stack.params]
+                self._apply(group, stack.params, self._directions(group, stack, gradients, samples, turn))
+        elif params:
 
-    def _apply(self, group: dict[str, Any], params: list[Tensor], directions: list[Tensor]) -> None:
+            def directions(own: list[Tensor], gradients: list[Tensor], tag: int) -> list[Tensor]:
+                given, found = dict(zip(own, gradients, strict=True)), dict[Tensor, Tensor]()
+                for stack in self._stacks_for(group, own, tag):
+                    steps = self._directions(group, stack, [given.pop(p) for p in stack.params], {}, turn)
+                    found.update(zip(stack.params, steps, strict=True))
+                return [found[p] for p in own]
+
+            # Replicas of a shard must be rounded alike, whatever random numbers their ranks have used.
+            self._sharding.step(params, directions, partial(self._apply, group, seed=group["count"]))
+
+    def _directions(
+        self,
+        group: dict[str, Any],
+        stack: Stack,
+        gradients: list[Tensor],
+        samples: Mapping[Tensor, Tensor],
+        turn: bool,
+    ) -> list[Tensor]:
+        """Learn from the gradients of a stack and return the directions to go along."""
+        rates = _rates(group, stack.state["scale"])
+        gradient = stack.gather(gradients)
+        vectors = None
+        if any(p in samples for p in stack.params):
+            given = [samples.get(p, g[..., None]) for p, g in zip(stack.params, gradients, strict=True)]
+            vectors = stack.gather(_padded(given))
+        if group["nonfinite"] == "ignore":
+            gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
+            vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
+        return stack.scatter(self._kernel(gradient, vectors, stack.state, _rule(group), rates, turn))
+
+    def _apply(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        directions: list[Tensor],
+        seed: int | None = None,
+    ) -> None:
         """Move the parameters; the directions are used up."""
         lr, weight_decay = group["lr"], group["weight_decay"]
         lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
         torch._foreach_mul_(directions, lr if group["maximize"] else -lr)
         if group["stochastic_rounding"] and params[0].dtype == torch.bfloat16:
+            generator = None if seed is None else torch.Generator(params[0].device).manual_seed(seed)
             for param, direction in zip(params, directions, strict=True):
-                add_stochastically(param, direction - lr * weight_decay * param.float())
+                add_stochastically(param, direction - lr * weight_decay * param.float(), generator)
             return
         if weight_decay:
             torch._foreach_mul_(params, 1 - lr * weight_decay)
         torch._foreach_add_(params, directions)
 
-    def _stacks_for(self, group: dict[str, Any], params: list[Tensor]) -> list[Stack]:
-        """Return the stacks of the parameters that have a gradient now, regrouping only when those have changed."""
+    def _stacks_for(self, group: dict[str, Any], params: list[Tensor], tag: int = 0) -> list[Stack]:
+        """Return the stacks of the parameters that have a gradient now, regrouping only when those have changed.
+
+        Args:
+            group: their parameter group.
+            params: the parameters.
+            tag: parameters that are stepped at different times must not be in one stack; this number tells times apart.
+        """
         buckets: dict[tuple[object, ...], list[tuple[Tensor, Layout]]] = {}
         for param in params:
-            layout = self._layout(group, param)
-            key: tuple[object, ...] = (id(group), *layout.key, param.dtype, param.device)
+            layout = self._layout(group, param) if self._sharding is None else self._sharding.part(param)[2]
+            key: tuple[object, ...] = (id(group), tag, *layout.key, param.dtype, param.device)
             buckets.setdefault(key if group["foreach"] else (*key, id(param)), []).append((param, layout))
         stacks = []
         for key, members in buckets.items():
@@ -286,8 +382,26 @@ class Spectral(Optimizer):
                     return str(group["param_names"][place]) if "param_names" in group else f"group {index} #{place}"
         return "unknown parameter"
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a checkpoint needs; of state that ranks share, this rank's part.
+
+        The names are the same on all ranks. Parts are meant for ``torch.distributed.checkpoint``, which puts them
+        together; saving them in any other way raises an error.
+        """
+        saved = super().state_dict()
+        if self._sharding is not None:
+            params = [param for group in self.param_groups for param in group["params"]]
+            for index, own in saved["state"].items():
+                if params[index] in self._sharding:
+                    start, total, _ = self._sharding.part(params[index])
+                    saved["state"][index] = {name: Pieces(value, start, total) for name, value in own.items()}
+        return saved
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned, every tensor in the number format it was saved in."""
+        """Load what ``state_dict`` returned, every tensor in the number format it was saved in.
+
+        Where ranks share the work, each takes its part of a whole state, or has the parts that were its own.
+        """
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=False):
             options = {**self.defaults, **saved}
             for index, param in zip(saved["params"], group["params"], strict=False):
@@ -300,10 +414,12 @@ class Spectral(Optimizer):
             for index, param in zip(saved["params"], group["params"], strict=True):
                 if own := state_dict["state"].get(index):
                     self.state[param] = {name: value.to(param.device, copy=True) for name, value in own.items()}
+                    if self._sharding is not None and param in self._sharding:
+                        self._keep_own_state(group, param)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what copies and pickles need."""
-        return {**super().__getstate__(), "_compile": self._compile}
+        return {**super().__getstate__(), "_compile": self._compile, "_distributed": self._distributed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copied, unpickled or loaded optimizer; options it did not know yet get their defaults."""
@@ -323,12 +439,15 @@ class Spectral(Optimizer):
         )
 
     def spectra(self) -> dict[str, dict[str, Any]]:
-        """Return, for each parameter with a basis, its eigenvalues, condition number and speed of rotation."""
+        """Return, for each parameter with a basis, its eigenvalues, condition number and speed of rotation.
+
+        Where ranks share the work, each tells about what it steps itself.
+        """
         return {
             self._name(param): spectra_of(self.state[param])
             for group in self.param_groups
             for param in group["params"]
-            if any(name.startswith("basis") for name in self.state.get(param, {}))
+            if any(name.startswith("basis") and len(basis) for name, basis in self.state.get(param, {}).items())
         }
 
 
@@ -371,11 +490,6 @@ def _initial_state(
         basis_dtype=group["basis_dtype"] or dtype,
         device=torch.device(device or param.device),
     )
-
-
-def _all_finite(tensors: list[Tensor]) -> bool:
-    """Tell whether all entries are finite, reading one flag from the device."""
-    return bool(torch.stack([torch.isfinite(t).all().to(tensors[0].device) for t in tensors]).all())
 
 
 def _vectors(param: Tensor, value: Tensor | OuterProducts) -> Tensor:

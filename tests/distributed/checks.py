@@ -1,0 +1,258 @@
+"""What the ranks do; the tests look at what comes back."""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from eigenstep import Spectral
+from eigenstep.experiments.models import GPT
+from eigenstep.experiments.wire import WireCounter
+from eigenstep.optim import sharding
+
+from .cases import BATCH, Net, One, backward, batch, go_on, prepare, resume, state_of, train, weights
+from .ranks import on_ranks
+
+KINDS = {2: ("ddp", "fsdp2", "sideways"), 4: ("ddp", "fsdp2", "sideways", "hsdp")}
+NETWORKS = {"net": Net, "one": One}
+DTYPES = (torch.float32, torch.float64)
+
+
+def combinations(world: int) -> list[tuple[str, str, torch.dtype]]:
+    """List network, way of sharing the work and number format of what is trained on so many ranks."""
+    whole = [("net", kind, dtype) for kind in KINDS[world] for dtype in DTYPES]
+    single = [("one", kind, torch.float64) for kind in KINDS[world]]
+    return [key for key in whole + single if key[1] != "sideways" or key == ("net", "sideways", torch.float64)]
+
+
+@on_ranks(4, 2)
+def training(_: Path) -> Any:
+    """Weights after 20 steps, for every way of sharing the work."""
+    wanted = combinations(dist.get_world_size())
+    return {(name, kind, dtype): weights(train(NETWORKS[name], kind, dtype)[0]) for name, kind, dtype in wanted}
+
+
+GROUPS: dict[str, dict[str, Any]] = {
+    "everything else": {"grafting": "adam", "residual": True, "clip": 1.0, "interval": [(0, 1), (3, 2)]},
+    "paper": {"eigenvalues": "kronecker", "rotation": "normalized", "maps": "truncated", "basis_lr": 0.5},
+    "one by one": {"foreach": False, "lr": torch.tensor(0.01)},
+    "diagonal": {"structure": "diagonal", "nonfinite": "ignore"},
+}
+
+
+@on_ranks(2)
+def options(_: Path) -> Any:
+    """Options that change what is computed."""
+    return {
+        (name, kind): weights(train(Net, kind, torch.float64, 4, **chosen)[0])
+        for name, chosen in GROUPS.items()
+        for kind in ("ddp", "fsdp2")
+    }
+
+
+@on_ranks(4)
+def rounds(_: Path) -> Any:
+    """Rounds so short that there are many."""
+    with mock.patch.object(sharding, "ROUND_BYTES", 100):
+        return {kind: weights(train(Net, kind, torch.float64, 4)[0]) for kind in ("ddp", "fsdp2", "hsdp")}
+
+
+@on_ranks(4)
+def rounding(_: Path) -> Any:
+    """bfloat16 weights that are rounded at random, with different random numbers on every rank."""
+    found = {}
+    for kind in ("ddp", "hsdp"):
+        torch.manual_seed(dist.get_rank())
+        found[kind] = weights(train(Net, kind, torch.bfloat16, 4, stochastic_rounding=True)[0])
+    return found
+
+
+def gpt() -> GPT:
+    return GPT(65, length=16, width=32, depth=12, heads=2)
+
+
+def cost(kind: str) -> dict[str, float]:
+    """Operations, memory and bytes on the wire of a step of a GPT of 12 layers, on this rank."""
+    model = prepare(gpt(), kind)
+    optimizer = Spectral(model.parameters(), interval=[(0, 2)])  # from the first step on
+    text = torch.randint(65, (1, 17), generator=torch.Generator().manual_seed(0))
+    flops, sent, interval = 0.0, 0.0, 2
+    for step in range(2 * interval):
+        optimizer.zero_grad()
+        F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).backward()
+        with FlopCounterMode(display=False) as counter, WireCounter() as wire:
+            optimizer.step()
+        if step >= interval:
+            flops += counter.get_total_flops() / interval
+            sent += wire.total / interval
+    state = sum(t.numel() * t.element_size() for own in optimizer.state.values() for t in own.values())
+    size = sum(4.0 * p.numel() for p in model.parameters())
+    return {"flops": flops, "state": state, "sent": sent, "size": size, "calls": sum(wire.calls.values())}
+
+
+@on_ranks(4, 2)
+def costs(_: Path) -> Any:
+    kinds = [kind for kind in KINDS[dist.get_world_size()] if kind != "sideways"]
+    return {kind: cost(kind) for kind in kinds}
+
+
+@on_ranks(2)
+def mistakes(_: Path) -> Any:
+    """What goes wrong is said in a sentence, on all ranks, before any weight is changed."""
+    rank = dist.get_rank()
+    found: dict[str, Any] = {}
+
+    def note(name: str, model: nn.Module, optimizer: Spectral, **arguments: Any) -> None:
+        before = weights(model)
+        with pytest.raises((ValueError, RuntimeError)) as error:
+            optimizer.step(**arguments)
+        after = weights(model)
+        found[name] = str(error.value), all(torch.equal(before[key], after[key]) for key in before)
+
+    model = nn.Linear(3, 2)
+    nn.init.constant_(model.weight, rank + 1.0)
+    model.weight.grad = torch.ones(2, 3)
+    note("other weights", model, Spectral([model.weight]))
+    nn.init.constant_(model.weight, 1.0)
+    model.weight.grad = torch.full((2, 3), rank + 1.0)
+    note("other gradients", model, Spectral([model.weight]))
+    model = nn.Linear(3, 2 + rank)
+    model.weight.grad = torch.ones_like(model.weight)
+    note("other shapes", model, Spectral([model.weight]))
+    model = nn.Linear(3, 2)
+    nn.init.ones_(model.weight)
+    model.weight.grad = torch.ones(2, 3)
+    note("curvature", model, Spectral([model.weight]), curvature={model.weight: torch.ones(1, 2, 3)})
+
+    for kind in ("ddp", "fsdp2"):
+        sharded, optimizer, _ = train(Net, kind, torch.float32, 2)
+        backward(sharded, kind, 2, torch.float32)
+        broken = next(p for p in sharded.parameters() if p.grad is not None and p.shape == (13, 12)).grad
+        if rank == 1:
+            (broken.to_local() if kind == "fsdp2" else broken)[0] = float("nan")
+        note(f"nan {kind}", sharded, optimizer)
+        before = weights(sharded)
+        optimizer.param_groups[0]["nonfinite"] = "skip"
+        optimizer.step()
+        after = weights(sharded)
+        found[f"skip {kind}"] = all(torch.equal(before[key], after[key]) for key in before)
+        optimizer.zero_grad()
+        go_on(sharded, optimizer, kind, torch.float32, 3, 4)
+
+    sharded, optimizer, _ = train(Net, "fsdp2", torch.float32, 1)
+    backward(sharded, "fsdp2", 2, torch.float32)
+    if rank == 1:
+        sharded.last.weight.grad = None
+    note("other sets of gradients", sharded, optimizer)
+    with pytest.raises(ValueError, match="distributed=True"):
+        Spectral(sharded.parameters(), distributed=False).step()
+    return found
+
+
+@on_ranks(2)
+def independent(_: Path) -> Any:
+    """Ranks that do not work together: everything is stepped everywhere."""
+    model, optimizer, _ = train(Net, "ddp", torch.float64, 4, distributed=False)
+    return weights(model), [len(own["step"]) for own in optimizer.state.values()]
+
+
+SAVED, END = 6, 12
+"""Steps after which a checkpoint is written, and after which training ends."""
+
+
+@on_ranks(4)
+def saving(place: Path) -> Any:
+    """Train with checkpoints on the way, one of them written while training goes on."""
+    found = {}
+    for kind in ("ddp", "fsdp2"):
+        model, optimizer, _ = train(Net, kind, torch.float32, SAVED)
+        dcp.save(state_of(model, optimizer), checkpoint_id=place / kind)
+        names = {key: sorted(own) for key, own in optimizer.state_dict()["state"].items()}
+        if kind == "ddp":
+            apart = dist.new_group()  # collectives of saving must not mix with those of training
+            writing = dcp.async_save(state_of(model, optimizer), checkpoint_id=place / "async", process_group=apart)
+        losses = go_on(model, optimizer, kind, torch.float32, SAVED, END)
+        found[kind] = losses, weights(model), names
+        with pytest.raises(TypeError, match="only a part"):
+            torch.save(optimizer.state_dict(), io.BytesIO())
+    writing.result()
+    return found
+
+
+@on_ranks(2)
+def resuming(place: Path) -> Any:
+    """Go on with fewer ranks, from each checkpoint in each way."""
+    saved = place.parents[1] / "saving" / "4-0"
+    pairs = [("ddp", "ddp"), ("ddp", "fsdp2"), ("fsdp2", "fsdp2"), ("fsdp2", "ddp"), ("async", "ddp")]
+    return {(source, kind): resume(saved / source, kind, torch.float32, SAVED, END) for source, kind in pairs}
+
+
+@on_ranks(2)
+def whole_states(_: Path) -> Any:
+    """A checkpoint that one process wrote with torch.save, loaded by ranks before and after their first step."""
+    alone, own, _ = train(Net, "serial", torch.float64, 3, distributed=False)
+    saved = copy.deepcopy((alone.state_dict(), own.state_dict()))
+    go_on(alone, own, "serial", torch.float64, 3, 6)
+    found = []
+    for steps in (0, 2):
+        model, optimizer, _ = train(Net, "ddp", torch.float64, steps)
+        model.module.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        go_on(model, optimizer, "ddp", torch.float64, 3, 6)
+        found.append(weights(model))
+    return weights(alone), found
+
+
+class Pair(nn.Module):
+    """Two layers, to be cut along their columns and rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 3)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(
+                    torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+                )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+
+def tensor_parallel(steps: int, dtype: torch.dtype) -> nn.Module:
+    """Train with tensor parallelism, on four ranks combined with FSDP2."""
+    world = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("data", "tensor"))
+    model = Pair().to(dtype)
+    parallelize_module(model, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    if world == 4:
+        fully_shard(model, mesh=mesh["data"])
+    optimizer = Spectral(model.parameters(), lr=0.01, max_dim=6)
+    for step in range(steps):
+        x, y = batch(step, dtype)
+        rows = slice(
+            *(mesh["data"].get_local_rank() * BATCH // (world // 2) + k * BATCH // (world // 2) for k in (0, 1))
+        )
+        optimizer.zero_grad()
+        (model(x[rows]) - y[rows]).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+@on_ranks(4, 2)
+def tensor_parallelism(_: Path) -> Any:
+    return weights(tensor_parallel(6, torch.float64))

@@ -1,0 +1,74 @@
+"""Runs functions on several ranks: four processes are started once, work as four ranks, then as two pairs of ranks."""
+
+from __future__ import annotations
+
+import datetime
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+RANKS = 4
+Check = Callable[[Path], Any]
+CHECKS: dict[str, tuple[Check, tuple[int, ...]]] = {}
+"""What ranks run, by name: a function of a folder that they share, and for which numbers of ranks."""
+
+
+def on_ranks(*worlds: int) -> Callable[[Check], Check]:
+    """Register a function to be run by so many ranks; what it returns on each rank is what the tests look at."""
+
+    def register(check: Check) -> Check:
+        CHECKS[check.__name__] = check, worlds
+        return check
+
+    return register
+
+
+def results(folder: Path) -> dict[tuple[str, int], list[Any]]:
+    """Run all checks and return, for each name and number of ranks, the results of the ranks (or an error's text)."""
+    if not (folder / "done").exists():
+        context = mp.start_processes(_work, (folder,), RANKS, join=False, start_method="spawn")
+        while not context.join(timeout=5):
+            pass
+        (folder / "done").touch()
+    found: dict[tuple[str, int], list[Any]] = {}
+    for rank in range(RANKS):
+        for key, value in torch.load(folder / f"{rank}.pt", weights_only=False).items():
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def _work(rank: int, folder: Path) -> None:
+    from . import checks  # noqa: F401 - registers them
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    found: dict[tuple[str, int], Any] = {}
+    for world in (4, 2, 1):
+        team = rank // world
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store-{world}-{team}",
+            rank=rank % world,
+            world_size=world,
+            timeout=datetime.timedelta(minutes=10),
+        )
+        for name, (check, worlds) in CHECKS.items():
+            if world not in worlds:
+                continue
+            place = folder / name / f"{world}-{team}"
+            place.mkdir(parents=True, exist_ok=True)
+            try:
+                found[name, world] = check(place)
+            except Exception:
+                found[name, world] = traceback.format_exc()
+                torch.save(found, folder / f"{rank}.pt")
+                raise
+        dist.barrier()
+        dist.destroy_process_group()
+    torch.save(found, folder / f"{rank}.pt")

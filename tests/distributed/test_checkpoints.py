@@ -1,0 +1,45 @@
+"""Checkpoints: written by any number of ranks, read by any other, and exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from .cases import resume
+from .checks import END, SAVED
+from .conftest import Results
+from .test_equality import distance
+
+
+@pytest.mark.parametrize(
+    "pair", [("ddp", "ddp"), ("ddp", "fsdp2"), ("fsdp2", "fsdp2"), ("fsdp2", "ddp"), ("async", "ddp")]
+)
+def test_two_ranks_go_on_from_four(found: Results, pair: tuple[str, str]) -> None:
+    source = pair[0].replace("async", "ddp")
+    losses, weights, _ = found["saving", 4][0][source]
+    for rank in found["resuming", 2]:
+        assert rank[pair][0] == pytest.approx(losses, rel=1e-6)
+        assert distance(rank[pair][1], weights) <= 1e-5
+
+
+@pytest.mark.parametrize("source", ["ddp", "fsdp2", "async"])
+def test_one_process_goes_on_from_four(found: Results, ranks_folder: Path, source: str) -> None:
+    losses, weights, _ = found["saving", 4][0][source.replace("async", "ddp")]
+    mine, trained = resume(ranks_folder / "saving" / "4-0" / source, "serial", torch.float32, SAVED, END)
+    assert mine == pytest.approx(losses, rel=1e-6)
+    assert distance(trained, weights) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_all_ranks_have_the_same_names(found: Results, kind: str) -> None:
+    first, *others = (rank[kind][2] for rank in found["saving", 4])
+    assert first
+    assert all(names == first for names in others)
+
+
+def test_a_whole_state_is_shared_out(found: Results) -> None:
+    for alone, trained in found["whole_states", 2]:
+        for weights in trained:
+            assert distance(weights, alone) <= 1e-10

@@ -1,0 +1,79 @@
+"""However many ranks share the work, and however weights are sharded, training is the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from eigenstep import Spectral
+
+from .cases import Net, go_on, train, weights
+from .checks import GROUPS, KINDS, NETWORKS, Pair, combinations
+from .conftest import Results
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+def distance(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """Largest difference of weights, relative to the largest entry of their tensor."""
+    assert list(mine) == list(theirs)
+    return max(((mine[key] - theirs[key]).abs().max() / theirs[key].abs().max()).item() for key in mine)
+
+
+@pytest.mark.parametrize(("network", "dtype"), sorted({(key[0], key[2]) for key in combinations(4)}, key=str), ids=str)
+def test_every_way_gives_the_serial_weights(found: Results, network: str, dtype: torch.dtype) -> None:
+    serial = weights(train(NETWORKS[network], "serial", dtype)[0])
+    start = weights(train(NETWORKS[network], "serial", dtype, 0)[0])
+    assert distance(start, serial) > 0.1
+    for world in KINDS:
+        for rank in found["training", world]:
+            for key, trained in rank.items():
+                if (key[0], key[2]) == (network, dtype):
+                    assert distance(trained, serial) <= TOLERANCE[dtype], (world, key)
+
+
+def test_all_ranks_have_the_same_bits(found: Results) -> None:
+    for world in KINDS:
+        first, *others = found["training", world][:world]
+        for rank in others:
+            for key, mine in rank.items():
+                assert all(torch.equal(mine[name], first[key][name]) for name in mine), key
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_options(found: Results, name: str) -> None:
+    serial = weights(train(Net, "serial", torch.float64, 4, **GROUPS[name])[0])
+    for rank in found["options", 2]:
+        for kind in ("ddp", "fsdp2"):
+            assert distance(rank[name, kind], serial) <= TOLERANCE[torch.float64], kind
+
+
+def test_many_short_rounds(found: Results) -> None:
+    serial = weights(train(Net, "serial", torch.float64, 4)[0])
+    for rank in found["rounds", 4]:
+        for kind, trained in rank.items():
+            assert distance(trained, serial) <= TOLERANCE[torch.float64], kind
+
+
+def test_random_rounding_is_the_same_on_all_ranks(found: Results) -> None:
+    first, *others = found["rounding", 4]
+    for rank in others:
+        for kind, trained in rank.items():
+            assert all(torch.equal(trained[name], first[kind][name]) for name in trained), kind
+
+
+def test_ranks_that_do_not_share(found: Results) -> None:
+    serial = weights(train(Net, "serial", torch.float64, 4)[0])
+    for trained, pieces in found["independent", 2]:
+        assert distance(trained, serial) <= TOLERANCE[torch.float64]
+        assert min(pieces) >= 1
+
+
+def test_tensor_parallelism(found: Results) -> None:
+    model = Pair().double()
+    optimizer = Spectral(model.parameters(), lr=0.01, max_dim=6)
+    go_on(model, optimizer, "serial", torch.float64, 0, 6)
+    for world in (2, 4):
+        for trained in found["tensor_parallelism", world]:
+            assert distance(trained, weights(model)) <= TOLERANCE[torch.float64], world
