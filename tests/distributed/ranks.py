@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import multiprocessing
 import traceback
 import warnings
 from collections.abc import Callable
@@ -32,7 +33,10 @@ def on_ranks(*worlds: int) -> Callable[[Check], Check]:
 def results(folder: Path) -> dict[tuple[str, int], list[Any]]:
     """Run all checks and return, for each name and number of ranks, the results of the ranks (or an error's text)."""
     if not (folder / "done").exists():
-        context = mp.start_processes(_work, (folder,), RANKS, join=False, start_method="spawn")
+        multiprocessing.set_forkserver_preload(
+            ["eigenstep.optim", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+        )
+        context = mp.start_processes(_work, (folder,), RANKS, join=False, start_method="forkserver")
         while not context.join(timeout=5):
             pass
         (folder / "done").touch()
