@@ -12,7 +12,7 @@ from eigenstep import maps
 from eigenstep.rotation import bounded
 from eigenstep.search import spectral
 from eigenstep.search.rates import rates
-from eigenstep.search.sampling import mirrored_orthogonal
+from eigenstep.search.sampling import mirrored_orthogonal, orthonormal_rows
 from eigenstep.search.spectral import SpectralGaussian, cayley, jacobi_generator
 
 from .problems import Array, ellipsoid, rotation
@@ -157,6 +157,18 @@ def test_sample_and_whiten_are_inverse() -> None:
         stretch = np.array([1.0, 2.0, 1.0, 3.0, 1.0])
         np.testing.assert_allclose(s.whiten(s.sample(z)), z, rtol=1e-11)
         np.testing.assert_allclose(s.whiten(s.sample(z, stretch), stretch), z, rtol=1e-11)
+
+
+@pytest.mark.parametrize(("rows", "d"), [(3, 6), (4, 6), (6, 6), (1, 1)])
+def test_both_ways_to_make_rows_orthonormal_are_gram_and_schmidt(rows: int, d: int) -> None:
+    z = np.random.default_rng(0).standard_normal((2, rows, d))
+    found = orthonormal_rows(z)
+    for given, made in zip(z, found, strict=True):
+        want: list[Array] = []
+        for row in given:
+            rest = row - sum((row @ w) * w for w in want)
+            want.append(rest / np.linalg.norm(rest))
+        np.testing.assert_allclose(made, want, atol=1e-10)
 
 
 def test_deviations_and_axes_are_those_of_many_samples() -> None:

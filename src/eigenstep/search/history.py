@@ -12,7 +12,7 @@ import numpy as np
 
 from .rates import Array
 
-LIMIT = 400
+LIMIT = 200
 """When there are this many records, every second one is forgotten and half as many are made from then on."""
 SHOWN = 64
 """Of longer vectors, this many evenly spaced entries are recorded."""

@@ -29,8 +29,17 @@ def mirrored_orthogonal(rng: np.random.Generator, batch: tuple[int, ...], popula
     lengths = np.sqrt((z * z).sum(-1, keepdims=True))
     for start in range(0, half, d):
         block = slice(start, start + d)
-        q, r = np.linalg.qr(z[..., block, :].swapaxes(-2, -1))
-        # Directions are uniform only with a positive diagonal of R, whose signs QR leaves open.
-        signed = np.copysign(lengths[..., block, 0], np.einsum("...ii->...i", r))
-        z[..., block, :] = q.swapaxes(-2, -1) * signed[..., None]
+        z[..., block, :] = orthonormal_rows(z[..., block, :]) * lengths[..., block, :]
     return np.concatenate([z, -z], -2)[..., :population, :]
+
+
+def orthonormal_rows(z: Array) -> Array:
+    """Return what Gram and Schmidt make of ``k <= d`` rows, shape ``(*batch, k, d)``."""
+    rows, d = z.shape[-2:]
+    if 2 * rows <= d:
+        # Few random rows are far from dependent: the Cholesky factor of their products is exact enough, and faster.
+        return np.asarray(np.linalg.solve(np.linalg.cholesky(z @ z.swapaxes(-2, -1)), z))
+    q, r = np.linalg.qr(z.swapaxes(-2, -1))
+    # Directions are uniform only with a positive diagonal of R, whose signs QR leaves open.
+    signs = np.copysign(1.0, np.einsum("...ii->...i", r))
+    return q.swapaxes(-2, -1) * signs[..., None]
