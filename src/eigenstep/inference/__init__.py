@@ -1,0 +1,27 @@
+"""Bayesian inference with Gaussians in spectral form."""
+
+from .ensemble import ensemble_inversion
+from .estimates import elbo
+from .fit import Iterate, Result, fit_gaussian, laplace
+from .gaussian import Gaussian
+from .hmc import Chains, sample_posterior
+from .kalman import State, kalman_filter
+from .models import Supervised, classifier, linear_regression, logistic_regression
+
+__all__ = [
+    "Chains",
+    "Gaussian",
+    "Iterate",
+    "Result",
+    "State",
+    "Supervised",
+    "classifier",
+    "elbo",
+    "ensemble_inversion",
+    "fit_gaussian",
+    "kalman_filter",
+    "laplace",
+    "linear_regression",
+    "logistic_regression",
+    "sample_posterior",
+]

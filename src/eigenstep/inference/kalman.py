@@ -1,0 +1,145 @@
+"""Kalman filtering as Bayesian inference step by step, with covariances in spectral form.
+
+The state follows ``x' = F x + noise`` and is seen through ``y = C x + noise``. Both halves of a step of the filter are
+updates of a matrix that is never decomposed::
+
+    predict:   P <- P + 1 (F P F^T + Q - P)          average with beta = 1, gamma = 1
+    correct:   S <- S + beta C^T R^-1 C              sum with gamma = 0, S = P^-1
+               m <- m + beta S^-1 C^T R^-1 (y - C m)
+
+With exact averages and ``beta = 1`` this is the textbook filter. The paper's update agrees with it to first order in
+what changes in a step; ``substeps`` splits each correction into short ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ..checks import check_beside, check_finite, check_size, check_symmetric
+from ..curvature import Dense, OuterProducts
+from ..spd import Full
+from .steps import average
+
+
+@dataclass(frozen=True)
+class State:
+    """A Gaussian over the state.
+
+    Attributes:
+        mean: shape ``(n,)``.
+        precision: inverse covariance.
+    """
+
+    mean: Tensor
+    precision: Full
+
+    @classmethod
+    def from_covariance(cls, mean: Tensor, covariance: Tensor) -> State:
+        """Return the Gaussian with a given covariance matrix."""
+        check_finite(mean, "mean")
+        covariance_ = Full.from_dense(covariance)
+        check_beside(covariance, "covariance", mean, "mean")
+        if mean.shape != covariance_.eigs.shape:
+            raise ValueError(f"mean must have shape {tuple(covariance_.eigs.shape)}, got {tuple(mean.shape)}")
+        return cls(mean, _invert(covariance_))
+
+    def covariance(self) -> Tensor:
+        """Return the covariance as an ordinary matrix."""
+        return self.precision.dense(-1)
+
+
+def predict(state: State, transition: Tensor, noise: Tensor, *, exact: bool = True) -> State:
+    """Return the belief about the next state before it is measured.
+
+    Args:
+        state: the present belief.
+        transition: ``F``, shape ``(n, n)``.
+        noise: covariance ``Q`` of the random part of a transition, shape ``(n, n)``; may be singular or zero.
+        exact: whether the covariance is exact up to rounding, or first order in its change, as the paper's update.
+    """
+    _check_matrix(transition, "transition", state, len(state.mean))
+    _check_matrix(noise, "noise", state, len(state.mean))
+    check_symmetric(noise, "noise")
+    covariance = _invert(state.precision)
+    moved = transition @ covariance.dense() @ transition.mT + noise
+    new = average(covariance, Dense((moved + moved.mT) / 2), lr=1.0, exact=exact)
+    return State(transition @ state.mean, _invert(new))
+
+
+def correct(
+    state: State, measurement: Tensor, observation: Tensor, noise: Tensor, *, exact: bool = True, substeps: int = 1
+) -> State:
+    """Return the belief about a state after it was measured.
+
+    Args:
+        state: the belief before.
+        measurement: ``y``, shape ``(k,)``.
+        observation: ``C``, shape ``(k, n)``.
+        noise: covariance ``R`` of the measurement, shape ``(k, k)``, positive definite.
+        exact: whether the result is exact up to rounding, or first order in ``1 / substeps``, as the paper's update.
+        substeps: how many steps of size ``1 / substeps`` the measurement is taken in.
+    """
+    check_finite(measurement, "measurement")
+    if measurement.ndim != 1:
+        raise ValueError(f"measurement must be a vector, got shape {tuple(measurement.shape)}")
+    check_beside(measurement, "measurement", state.mean, "the state")
+    _check_matrix(observation, "observation", state, len(measurement))
+    _check_matrix(noise, "noise", state, len(measurement), len(measurement))
+    check_size(substeps, "substeps")
+    whiten = Full.from_dense(noise)
+    rows = whiten.matmul(observation.mT, -0.5).mT  # R^-1/2 C
+    seen = whiten.matmul(measurement, -0.5)
+    lr = 1 / substeps
+    for _ in range(substeps):
+        S = average(state.precision, OuterProducts(rows), lr=lr, decay=0.0, exact=exact)
+        state = State(state.mean + lr * S.solve(rows.mT @ (seen - rows @ state.mean)), S)
+    return state
+
+
+def kalman_filter(
+    state: State,
+    measurements: Tensor,
+    *,
+    transition: Tensor,
+    transition_noise: Tensor,
+    observation: Tensor,
+    observation_noise: Tensor,
+    exact: bool = True,
+    substeps: int = 1,
+) -> list[State]:
+    """Return the belief after each measurement.
+
+    Args:
+        state: the belief about the state before the first transition.
+        measurements: shape ``(T, k)``; a row of NaN means that nothing was measured.
+        transition: ``F``, shape ``(n, n)``.
+        transition_noise: ``Q``, shape ``(n, n)``.
+        observation: ``C``, shape ``(k, n)``.
+        observation_noise: ``R``, shape ``(k, k)``.
+        exact: the textbook filter, or the paper's first-order update.
+        substeps: how many steps each measurement is taken in.
+    """
+    if measurements.ndim != 2:
+        raise ValueError(f"measurements must have shape (T, k), got {tuple(measurements.shape)}")
+    states = []
+    for measurement in measurements:
+        state = predict(state, transition, transition_noise, exact=exact)
+        if not measurement.isnan().all():
+            state = correct(state, measurement, observation, observation_noise, exact=exact, substeps=substeps)
+        states.append(state)
+    return states
+
+
+def _invert(matrix: Full) -> Full:
+    """Return the inverse matrix: in spectral form, that of its eigenvalues."""
+    return replace(matrix, eigs=matrix.eigs.reciprocal())
+
+
+def _check_matrix(matrix: Tensor, name: str, state: State, rows: int, columns: int | None = None) -> None:
+    check_finite(matrix, name)
+    check_beside(matrix, name, state.mean, "the state")
+    want = (rows, len(state.mean) if columns is None else columns)
+    if matrix.shape != want:
+        raise ValueError(f"{name} must have shape {want}, got {tuple(matrix.shape)}")

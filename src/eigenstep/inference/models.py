@@ -1,0 +1,273 @@
+"""Models with parameters to infer: regressions and networks with independent examples and a Gaussian prior."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn.functional import cross_entropy, softplus
+
+from ..checks import check_finite, check_nonempty, check_number, check_size
+from ..curvature import OuterProducts
+from ..sources import gauss_newton
+from .gaussian import Blocks, Parameters, as_blocks, unwrap
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """``log p(targets | inputs, w) + log p(w)`` as a function of ``w``: call it, or pass it to ``fit_gaussian``.
+
+    Attributes:
+        predict: the model for one example, ``predict(w, input)`` of shape ``(C,)``.
+        loss: negative log-likelihood of one example, ``loss(output, target)``, convex in the output.
+        inputs: examples along the first axis.
+        targets: what was observed, along the first axis.
+        prior_precision: the prior of every parameter is ``N(0, 1 / prior_precision)``.
+        outputs: the ``C`` of ``predict``.
+        weight: how many examples each one stands for, more than one in minibatches.
+    """
+
+    predict: Callable[[Any, Tensor], Tensor]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    inputs: Tensor
+    targets: Tensor
+    prior_precision: float
+    outputs: int = 1
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the data."""
+        check_nonempty(self.inputs, "inputs")
+        check_finite(self.inputs, "inputs")
+        if len(self.targets) != len(self.inputs):
+            raise ValueError(
+                f"targets must hold one entry for each of {len(self.inputs)} inputs, got {len(self.targets)}"
+            )
+        if self.targets.is_floating_point():
+            check_finite(self.targets, "targets")
+        check_number(self.prior_precision, "prior_precision", 0.0)
+        check_size(self.outputs, "outputs")
+
+    def __call__(self, parameters: Parameters) -> Tensor:
+        """Return the log density of targets and parameters."""
+        return -self.weight * self.losses(parameters).sum() + self.log_prior(parameters)
+
+    def losses(self, parameters: Parameters) -> Tensor:
+        """Return the negative log-likelihood of every example."""
+        return vmap(lambda x, y: self.loss(self.predict(parameters, x), y))(self.inputs, self.targets)
+
+    def log_prior(self, parameters: Parameters) -> Tensor:
+        """Return the log density of the prior, an improper one if its precision is zero."""
+        tensors = list(parameters.values()) if isinstance(parameters, dict) else [parameters]
+        square = torch.stack([tensor.square().sum() for tensor in tensors]).sum()
+        constant = math.log(self.prior_precision / (2 * math.pi)) if self.prior_precision else 0.0
+        return 0.5 * (constant * sum(tensor.numel() for tensor in tensors) - self.prior_precision * square)
+
+    def gauss_newton(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
+        """Return the Gauss-Newton matrix of the negative log-likelihood, the prior left out, for each block.
+
+        Args:
+            points: parameters along a first axis; the result is the mean over them.
+        """
+        blocks = as_blocks(points, "points")
+        count, examples = len(next(iter(blocks.values()))), len(self.inputs)
+        pairs = torch.arange(count * examples, dtype=self.inputs.dtype, device=self.inputs.device)[:, None]
+
+        def curvature(name: str) -> OuterProducts:
+            def predict(shift: Tensor, pair: Tensor) -> Tensor:
+                which, example = pair.long() // examples, pair.long() % examples
+                at = {key: tensor[which][0] for key, tensor in blocks.items()}
+                return self.predict(unwrap({**at, name: at[name] + shift}), self.inputs[example][0])
+
+            # All pairs of parameters and examples count as examples here.
+            mean = gauss_newton(predict, self.loss, torch.zeros_like(blocks[name][0]), pairs, self._repeat(count))
+            return OuterProducts(mean.vectors * (self.weight * examples) ** 0.5)
+
+        return _like(points, {name: curvature(name) for name in blocks})
+
+    def empirical_fisher(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
+        """Return the sum over examples of ``g_i g_i^T``, for each block: a biased stand-in for the Hessian.
+
+        Args:
+            points: parameters along a first axis; the result is the mean over them.
+        """
+
+        def loss(parameters: Any, x: Tensor, y: Tensor) -> Tensor:
+            return self.loss(self.predict(parameters, x), y)
+
+        gradients = vmap(vmap(grad(loss), (None, 0, 0)), (0, None, None))(points, self.inputs, self.targets)
+        scaled = {
+            name: OuterProducts(each.flatten(0, 1) * (self.weight / len(each)) ** 0.5)
+            for name, each in as_blocks(gradients, "gradients").items()
+        }
+        return _like(points, scaled)
+
+    def _repeat(self, count: int) -> Tensor:
+        return self.targets.repeat(count, *[1] * (self.targets.ndim - 1))
+
+    def minibatches(self, size: int, seed: int = 0) -> Callable[[Parameters], Tensor]:
+        """Return an unbiased, random stand-in for this model: every call draws ``size`` examples anew.
+
+        Args:
+            size: number of examples, drawn without repetition.
+            seed: of the random numbers.
+        """
+        check_size(size, "size")
+        if size > len(self.inputs):
+            raise ValueError(f"size must be at most the {len(self.inputs)} examples, got {size}")
+        return _Minibatches(self, size, torch.Generator(self.inputs.device).manual_seed(seed))
+
+
+class _Minibatches:
+    """A model that takes other examples at every call; ``draw`` returns one that keeps its examples."""
+
+    def __init__(self, whole: Supervised, size: int, generator: torch.Generator) -> None:
+        self._whole, self._size, self._generator = whole, size, generator
+        self.prior_precision, self.outputs = whole.prior_precision, whole.outputs
+
+    def draw(self) -> Supervised:
+        whole = self._whole
+        chosen = torch.randperm(len(whole.inputs), generator=self._generator, device=whole.inputs.device)[: self._size]
+        weight = whole.weight * len(whole.inputs) / self._size
+        return replace(whole, inputs=whole.inputs[chosen], targets=whole.targets[chosen], weight=weight)
+
+    def __call__(self, parameters: Parameters) -> Tensor:
+        return self.draw()(parameters)
+
+    def gauss_newton(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
+        return self.draw().gauss_newton(points)
+
+    def empirical_fisher(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
+        return self.draw().empirical_fisher(points)
+
+
+def linear_regression(inputs: Tensor, targets: Tensor, *, noise: float, prior_precision: float = 1.0) -> Supervised:
+    """Return Bayesian linear regression; add a column of ones for an intercept.
+
+    Args:
+        inputs: features, shape ``(n, d)``.
+        targets: shape ``(n,)``.
+        noise: standard deviation of the targets given the inputs.
+        prior_precision: of every weight.
+    """
+    check_number(noise, "noise", 1e-300)
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return 0.5 * ((output[0] - target) / noise).square() + math.log(noise) + 0.5 * math.log(2 * math.pi)
+
+    _check_matrix(inputs)
+    return Supervised(_linear, loss, inputs, targets.to(inputs), prior_precision)
+
+
+def logistic_regression(inputs: Tensor, targets: Tensor, *, prior_precision: float = 1.0) -> Supervised:
+    """Return Bayesian logistic regression; add a column of ones for an intercept.
+
+    Args:
+        inputs: features, shape ``(n, d)``.
+        targets: 0 or 1, shape ``(n,)``.
+        prior_precision: of every weight.
+    """
+    _check_matrix(inputs)
+    if not ((targets == 0) | (targets == 1)).all():
+        raise ValueError("targets must be 0 or 1")
+    return Supervised(_linear, _logistic_loss, inputs, targets.to(inputs), prior_precision)
+
+
+def classifier(
+    network: torch.nn.Module, inputs: Tensor, targets: Tensor, *, prior_precision: float = 1.0
+) -> tuple[Supervised, Blocks]:
+    """Return a network with a softmax over classes, and its parameters as the mean to start from.
+
+    Args:
+        network: maps ``(C_in,)`` or ``(n, C_in)`` to logits; without dropout or batch normalization.
+        inputs: examples along the first axis.
+        targets: classes, shape ``(n,)``, integers.
+        prior_precision: of every parameter.
+    """
+    start = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+
+    def predict(parameters: Any, x: Tensor) -> Tensor:
+        return torch.func.functional_call(network, parameters, (x,))
+
+    with torch.no_grad():
+        classes = predict(start, inputs[0]).shape[-1]
+    if targets.is_floating_point() or not ((targets >= 0) & (targets < classes)).all():
+        raise ValueError(f"targets must be integers from 0 to {classes - 1}, the outputs of the network")
+    return Supervised(predict, cross_entropy, inputs, targets, prior_precision, classes), start
+
+
+def predictive(model: Supervised, parameters: Parameters, inputs: Tensor) -> Tensor:
+    """Return the outputs of a model for many parameters and inputs, shape ``(K, n, C)``.
+
+    Args:
+        model: the model.
+        parameters: stacked along the first axis, as ``Gaussian.sample`` returns them.
+        inputs: examples along the first axis.
+    """
+    with torch.no_grad():
+        return vmap(vmap(model.predict, (None, 0)), (0, None))(parameters, inputs)
+
+
+def log_predictive(model: Supervised, parameters: Parameters, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the log predictive density of every target, ``log mean_k p(y | x, w_k)``, shape ``(n,)``.
+
+    Args:
+        model: the model.
+        parameters: stacked along the first axis.
+        inputs: examples along the first axis.
+        targets: what was observed.
+    """
+    outputs = predictive(model, parameters, inputs)
+    losses = vmap(vmap(model.loss), (0, None))(outputs, targets)
+    return torch.logsumexp(-losses, 0) - math.log(len(losses))
+
+
+def class_probabilities(outputs: Tensor) -> Tensor:
+    """Return the mean class probabilities over parameters, shape ``(n, classes)``, given logits ``(K, n, C)``.
+
+    One logit stands for two classes, the second of which has its probability.
+    """
+    if outputs.shape[-1] > 1:
+        return outputs.softmax(-1).mean(0)
+    second = outputs[..., 0].sigmoid().mean(0)
+    return torch.stack([1 - second, second], -1)
+
+
+def calibration_error(probabilities: Tensor, targets: Tensor, bins: int = 10) -> float:
+    """Return the expected calibration error: mean distance of confidence and accuracy, in bins of confidence.
+
+    Args:
+        probabilities: of each class, shape ``(n, classes)``.
+        targets: the true classes, shape ``(n,)``.
+        bins: number of bins of equal width.
+    """
+    check_nonempty(probabilities, "probabilities")
+    check_size(bins, "bins")
+    confidence, guess = probabilities.max(-1)
+    which = (confidence * bins).long().clamp(0, bins - 1)
+    surplus = confidence - (guess == targets).to(confidence)
+    per_bin = torch.zeros(bins).to(confidence).index_add(0, which, surplus)
+    return (per_bin.abs().sum() / len(confidence)).item()
+
+
+def _like(points: Parameters, found: dict[str, OuterProducts]) -> OuterProducts | dict[str, OuterProducts]:
+    return found if isinstance(points, dict) else next(iter(found.values()))
+
+
+def _linear(weights: Tensor, x: Tensor) -> Tensor:
+    return (x @ weights)[None]
+
+
+def _logistic_loss(output: Tensor, target: Tensor) -> Tensor:
+    return softplus(output[0]) - target * output[0]
+
+
+def _check_matrix(inputs: Tensor) -> None:
+    check_nonempty(inputs, "inputs")
+    if inputs.ndim != 2:
+        raise ValueError(f"inputs must have shape (n, d), got {tuple(inputs.shape)}")

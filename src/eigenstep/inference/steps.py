@@ -1,0 +1,140 @@
+"""One step of the precision matrix, ``S <- (1 - beta gamma) S + beta H``, and how far it may go.
+
+Both kinds of steps are :func:`eigenstep.update.update` on spectral factors. The exact one turns the basis until the
+average is diagonal to rounding, by matrix products and solves alone; the first-order one is the paper's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from ..curvature import Curvature, factors_of, project, project_identity
+from ..linalg import diagonal, symmetrize
+from ..spd import SPD, Full, Kronecker
+from ..update import update
+
+Structure = TypeVar("Structure", bound=SPD)
+SWEEPS = (4, 16, 64)
+"""Turns of an exact step: few are enough close to the end, 64 for a matrix of condition 1e12 in an unknown basis."""
+KEEP = 0.25
+"""Where curvature is negative, an exact step leaves at least this fraction of ``S`` in every direction."""
+
+
+class NotPositiveDefinite(ArithmeticError):
+    """A step would leave the cone of positive-definite matrices."""
+
+
+def average(
+    S: Structure,
+    curvature: Curvature,
+    *,
+    lr: float,
+    decay: float = 1.0,
+    damping: float = 0.0,
+    exact: bool = True,
+) -> Structure:
+    """Return ``(1 - lr decay) S + lr (H + damping I)`` in spectral form.
+
+    For a Kronecker product this is done factor by factor, each with its own projection of ``H``.
+
+    Args:
+        S: the matrix that learns.
+        curvature: what it learns from, ``H``.
+        lr: the paper's beta-2.
+        decay: the paper's gamma: 1 to average, 0 to add.
+        damping: multiple of the identity to add to ``H``, such as the precision of a prior.
+        exact: whether the result is exact up to rounding, or the paper's update, which agrees to first order in ``lr``
+            and stays positive definite whatever comes.
+
+    Raises:
+        NotPositiveDefinite: if the exact result is not, to rounding.
+    """
+    if not exact:
+        return update(S, curvature, lr=lr, decay=decay, damping=damping)
+    start = _map_full(S, Full.with_memory)
+    for sweeps in SWEEPS:
+        new = update(
+            start, curvature, lr=lr, decay=decay, damping=damping, rayleigh=True, sweeps=sweeps, positive=_move_exactly
+        )
+        if all(_is_diagonal(factor) for factor in factors_of(new) if isinstance(factor, Full)):
+            break
+    return _map_full(new, lambda factor: replace(factor, memory=None))
+
+
+def _map_full(S: Structure, function: Callable[[Full], Full]) -> Structure:
+    """Apply a function to all full factors."""
+    if isinstance(S, Kronecker):
+        factors = tuple(function(factor) if isinstance(factor, Full) else factor for factor in S.factors)
+        return cast(Structure, replace(S, factors=factors))
+    return cast(Structure, function(S)) if isinstance(S, Full) else S
+
+
+def _is_diagonal(factor: Full) -> bool:
+    """Tell whether the average, which the factor remembers, is diagonal up to rounding in the basis that was found."""
+    memory = cast(Tensor, factor.memory)
+    off = memory - torch.diag_embed(diagonal(memory))
+    roots = factor.eigs.rsqrt()
+    return bool((roots[:, None] * off * roots).abs().max() <= torch.finfo(roots.dtype).eps ** 0.75)
+
+
+def _move_exactly(eigs: Tensor, tangent: Tensor) -> Tensor:
+    """Return ``d + h``, or raise: nothing is cut off."""
+    moved = eigs + tangent
+    if not (moved > 0).all() or not torch.isfinite(moved).all():
+        raise NotPositiveDefinite(
+            f"the average of S and the curvature has an eigenvalue {moved.min():.3g} beside {moved.max():.3g}: it is "
+            f"not positive definite, or not to {eigs.dtype} rounding"
+        )
+    return moved
+
+
+def tangent_vector(S: SPD, curvature: Curvature, damping: float = 0.0) -> tuple[Tensor, float, float]:
+    """Return the natural gradient step ``H - S`` in orthonormal coordinates of the Fisher-Rao metric.
+
+    Args:
+        S: the current precision matrix.
+        curvature: ``H``.
+        damping: multiple of the identity that is a part of ``H``.
+
+    Returns:
+        The coordinates as one vector, whose squared length is twice the decrease of the variational objective that a
+        full step promises, and the smallest and the largest eigenvalue of ``S^-1/2 H S^-1/2``.
+    """
+    total, parts, low, high = math.prod(S.sizes), [], math.inf, -math.inf
+    for factor, w, identity in zip(factors_of(S), project(S, curvature), project_identity(S), strict=True):
+        roots = factor.eigs.rsqrt()
+        if isinstance(factor, Full):
+            relative = symmetrize(roots[:, None] * w * roots) + torch.diag(damping * identity * roots.square())
+            extremes = torch.linalg.eigvalsh(relative)
+            turned = factor.basis @ relative @ factor.basis.mT
+        else:
+            extremes = w * roots.square() + damping * identity * roots.square()
+            turned = torch.diag(extremes)
+        low, high = min(low, extremes.min().item()), max(high, extremes.max().item())
+        mean = diagonal(turned).mean()
+        weight = (total / len(roots) / 2) ** 0.5
+        parts.append(weight * (turned - mean * torch.eye(len(roots)).to(turned)).flatten())
+    # All factors share one scale, of which each sees the same mean.
+    return torch.cat([*parts, ((total / 2) ** 0.5 * (mean - 1))[None]]), low, high
+
+
+def longest_step(low: float, high: float, exact: bool) -> float:
+    """Return the largest ``beta`` that keeps ``S`` well inside the cone.
+
+    An exact step is free where the curvature has no negative eigenvalue, and leaves :data:`KEEP` of ``S`` elsewhere. A
+    first-order step may change the logarithms of the eigenvalues by one.
+
+    Args:
+        low: smallest eigenvalue of ``S^-1/2 H S^-1/2``.
+        high: the largest.
+        exact: which kind of step.
+    """
+    if exact:
+        return 1.0 if low > 0 else (1 - KEEP) / (1 - low)
+    return 1 / max(abs(low - 1), abs(high - 1), 1.0)

@@ -1,0 +1,101 @@
+"""Estimates of gradient and Hessian under a Gaussian: no bias, and no noise where the posterior is Gaussian."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from eigenstep import Dense, Full, OuterProducts
+from eigenstep.curvature import project
+from eigenstep.inference import Gaussian, elbo, logistic_regression
+from eigenstep.inference.estimates import Estimate, Target, estimate
+from eigenstep.inference.gaussian import ONLY
+
+from .problems import Quadrature, quadratic, random_spd, small_logistic
+
+UNBIASED = ["hessian", "gauss-newton", "reparametrization", "reinforce"]
+
+
+def dense(q: Gaussian, found: Estimate) -> Tensor:
+    S = q.precisions[ONLY]
+    assert isinstance(S, Full)
+    (w,) = project(S, found.curvatures[ONLY])
+    return S.basis @ w @ S.basis.T + found.damping * torch.eye(q.size)
+
+
+@pytest.mark.parametrize("source", UNBIASED)
+def test_no_bias(source: str) -> None:
+    """The mean over many points against quadrature, in units of what the spread of ten estimates lets expect."""
+    inputs, targets = small_logistic()
+    model = logistic_regression(inputs, targets, prior_precision=0.5)
+    q = Gaussian.start(torch.tensor([0.3, -0.2, 0.1]), Full.from_dense(2 * random_spd(3, 3.0)))
+    exact = Quadrature(inputs, targets, 0.5)
+    gradient, hessian = exact.moments(q.mean, q.covariance())
+    generator = torch.Generator().manual_seed(3)
+    found = [estimate(Target(model), q, source, 2000, generator) for _ in range(10)]
+    for got, want in (
+        (torch.stack([each.gradients[ONLY] for each in found]), gradient),
+        (torch.stack([dense(q, each) for each in found]), hessian),
+    ):
+        error = (got.mean(0) - want).abs()
+        assert (error <= 5 * got.std(0) / 10**0.5 + 1e-9).all()
+        assert error.max() < 0.1 * want.abs().max()
+    bound = -torch.tensor([each.value for each in found])
+    assert bound.mean().item() == pytest.approx(exact.elbo(q.mean, q.covariance()), abs=5 * found[0].error / 10**0.5)
+    assert 0.3 < bound.std().item() / found[0].error < 3
+
+
+def test_the_bound_has_the_error_it_claims() -> None:
+    inputs, targets = small_logistic()
+    model = logistic_regression(inputs, targets, prior_precision=0.5)
+    q = Gaussian.start(torch.zeros(3), 2.0)
+    value, error = elbo(model, q, 4000)
+    assert abs(value - Quadrature(inputs, targets, 0.5).elbo(q.mean, q.covariance())) < 4 * error
+
+
+@pytest.mark.parametrize("source", ["hessian", "reparametrization", "reinforce", "gradient-outer-product"])
+def test_no_noise_at_a_gaussian_posterior(source: str) -> None:
+    H, center = random_spd(5), torch.randn(5)
+    q = Gaussian.start(center, Full.from_dense(H))
+    found = estimate(Target(quadratic(H, center)), q, source, 6, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(dense(q, found), H)
+    torch.testing.assert_close(found.gradients[ONLY], torch.zeros(5), atol=1e-12, rtol=0)
+    assert found.error < 1e-12
+    assert found.value == pytest.approx(
+        0.5 * torch.logdet(H).item() - 2.5 * torch.log(torch.tensor(2 * torch.pi)).item()
+    )
+
+
+def test_gradient_outer_products_away_from_the_posterior() -> None:
+    """For a quadratic, ``E[g g^T] = H S^-1 H`` plus the outer product of the mean gradient."""
+    H, S, center = random_spd(3, 3.0), random_spd(3, 3.0), torch.tensor([0.5, 0.0, -0.5])
+    q = Gaussian.start(torch.zeros(3), Full.from_dense(S))
+    found = estimate(
+        Target(quadratic(H, center)), q, "gradient-outer-product", 100000, torch.Generator().manual_seed(0)
+    )
+    g = H @ -center
+    torch.testing.assert_close(dense(q, found), H @ torch.linalg.inv(S) @ H + torch.outer(g, g), rtol=0.02, atol=0.05)
+
+
+def test_functions_of_the_parameters_as_curvature() -> None:
+    H, center = random_spd(4), torch.zeros(2, 2)
+    q = Gaussian.start(center, "full")
+    root = torch.linalg.cholesky(H).T
+    for curvature in (lambda w: Dense(H), lambda w: OuterProducts(root.reshape(4, 2, 2))):
+        found = estimate(Target(quadratic(H, center)), q, curvature, 2)
+        torch.testing.assert_close(dense(q, found), H)
+
+
+def test_counts_and_loops_in_place_of_vmap() -> None:
+    H, center = random_spd(4), torch.zeros(4)
+    q = Gaussian.start(center, "full")
+    counts = {}
+    for source in ("hessian", "reparametrization", "reinforce"):
+        fast, slow = Target(quadratic(H, center)), Target(quadratic(H, center), vectorize=False)
+        a, b = (estimate(t, q, source, 6, torch.Generator().manual_seed(0)) for t in (fast, slow))
+        assert a.value == pytest.approx(b.value)
+        torch.testing.assert_close(dense(q, a), dense(q, b))
+        assert (fast.ngrad, fast.nfev) == (slow.ngrad, slow.nfev)
+        counts[source] = fast.ngrad, fast.nfev
+    assert counts == {"hessian": (6 + 6 * 4, 0), "reparametrization": (6, 0), "reinforce": (0, 6)}

@@ -1,0 +1,115 @@
+"""Models against torch's distributions and dense derivatives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Categorical, Normal
+from torch.func import hessian
+
+from eigenstep import OuterProducts
+from eigenstep.inference import Supervised, classifier, linear_regression, logistic_regression
+from eigenstep.inference.models import calibration_error, class_probabilities, log_predictive, predictive
+
+from .problems import small_logistic
+
+
+def dense(curvature: object) -> Tensor:
+    assert isinstance(curvature, OuterProducts)
+    vectors = curvature.vectors.flatten(1)
+    return vectors.T @ vectors
+
+
+def test_log_densities() -> None:
+    inputs, labels = small_logistic()
+    w, targets = torch.randn(3), torch.randn(40)
+    prior = Normal(0, 2.0**-0.5).log_prob(w).sum()
+    linear = linear_regression(inputs, targets, noise=0.3, prior_precision=2.0)
+    torch.testing.assert_close(linear(w), Normal(inputs @ w, 0.3).log_prob(targets).sum() + prior)
+    logistic = logistic_regression(inputs, labels, prior_precision=2.0)
+    torch.testing.assert_close(logistic(w), Bernoulli(logits=inputs @ w).log_prob(labels).sum() + prior)
+
+
+def test_gauss_newton_is_the_hessian_of_a_linear_model() -> None:
+    model = logistic_regression(*small_logistic(), prior_precision=2.0)
+    points = torch.randn(4, 3)
+    want = torch.stack([hessian(lambda w: -model(w))(w) for w in points]).mean(0)
+    torch.testing.assert_close(dense(model.gauss_newton(points)) + 2 * torch.eye(3), want)
+
+
+def test_empirical_fisher() -> None:
+    inputs, targets = small_logistic()
+    points = torch.randn(2, 3)
+    gradients = ((inputs @ points.T).sigmoid() - targets[:, None]).T[..., None] * inputs
+    found = logistic_regression(inputs, targets).empirical_fisher(points)
+    torch.testing.assert_close(dense(found), torch.einsum("kni,knj->ij", gradients, gradients) / 2)
+
+
+@pytest.fixture
+def network() -> tuple[Supervised, dict[str, Tensor]]:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3))
+    return classifier(net, torch.randn(10, 4), torch.randint(3, (10,)), prior_precision=0.5)
+
+
+def test_network(network: tuple[Supervised, dict[str, Tensor]]) -> None:
+    model, start = network
+    hidden = (model.inputs @ start["0.weight"].T + start["0.bias"]).tanh()
+    logits = hidden @ start["2.weight"].T + start["2.bias"]
+    prior = sum(Normal(0, 2.0**0.5).log_prob(p).sum() for p in start.values())
+    torch.testing.assert_close(model(start), Categorical(logits=logits).log_prob(model.targets).sum() + prior)
+    # The last layer enters linearly: there, Gauss-Newton is the Hessian.
+    found = model.gauss_newton({name: p[None] for name, p in start.items()})
+    assert isinstance(found, dict)
+    want = hessian(lambda w: -model({**start, "2.weight": w}))(start["2.weight"]).reshape(9, 9) - 0.5 * torch.eye(9)
+    torch.testing.assert_close(dense(found["2.weight"]), want)
+
+
+def test_minibatches_have_the_right_mean() -> None:
+    model = logistic_regression(*small_logistic(8), prior_precision=2.0)
+    w = torch.randn(3)
+    batches = model.minibatches(4)
+    values = torch.stack([batches(w) for _ in range(400)])
+    assert (values.mean() - model(w)).abs() < 4 * values.std() / 20
+    assert values.std() > 0.1
+    torch.testing.assert_close(model.minibatches(8)(w), model(w))
+    torch.testing.assert_close(dense(model.minibatches(8).gauss_newton(w[None])), dense(model.gauss_newton(w[None])))  # type: ignore[attr-defined]
+
+
+def test_predictive() -> None:
+    inputs, targets = small_logistic()
+    model = logistic_regression(inputs, targets)
+    points = torch.randn(7, 3)
+    chance = (inputs @ points.T).sigmoid().mean(1)
+    torch.testing.assert_close(class_probabilities(predictive(model, points, inputs))[:, 1], chance)
+    want = torch.where(targets == 1, chance, 1 - chance).log()
+    torch.testing.assert_close(log_predictive(model, points, inputs, targets), want)
+
+
+def test_calibration_error() -> None:
+    """Always 80 % sure of the first class, and right half of the time; then right four times of five."""
+    probabilities = torch.tensor([[0.8, 0.2]]).repeat(10, 1)
+    assert calibration_error(probabilities, torch.arange(10) % 2) == pytest.approx(0.3)
+    assert calibration_error(probabilities, (torch.arange(10) % 5 == 0).long()) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"targets": torch.ones(3)}, "targets must hold one entry for each of 40"),
+        ({"targets": torch.full((40,), 0.5)}, "targets must be 0 or 1"),
+        ({"prior_precision": -1.0}, "prior_precision must be"),
+        ({"inputs": torch.ones(40)}, r"shape \(n, d\)"),
+        ({"inputs": torch.full((40, 3), torch.nan)}, "inputs must be finite"),
+    ],
+)
+def test_bad_data(change: dict[str, object], text: str) -> None:
+    inputs, targets = small_logistic()
+    options: dict[str, object] = {"inputs": inputs, "targets": targets, "prior_precision": 1.0, **change}
+    with pytest.raises((ValueError, TypeError), match=text):
+        logistic_regression(**options)  # type: ignore[arg-type]
+
+
+def test_classes_that_the_network_does_not_have() -> None:
+    with pytest.raises(ValueError, match="integers from 0 to 2"):
+        classifier(nn.Linear(4, 3), torch.randn(2, 4), torch.tensor([0, 3]))
