@@ -155,7 +155,7 @@ class TestHostileProblems:
             assert found.success
             assert (found.precision.spectrum > 0).all()  # type: ignore[union-attr]
             assert ((found.mean - center) @ H @ (found.mean - center)).item() < 1e-3
-            torch.testing.assert_close(found.precision.dense(), H, rtol=0, atol=1e-3)  # type: ignore[union-attr]
+            torch.testing.assert_close(found.posterior.covariance() @ H, torch.eye(4), rtol=0, atol=1e-2)
 
     @pytest.mark.parametrize("exact", [True, False])
     def test_negative_curvature_between_two_modes(self, exact: bool) -> None:
@@ -169,11 +169,15 @@ class TestHostileProblems:
         assert found.success
         if exact:
             assert found.history[0].lr < 0.5
-        # At the optimum, S = 10 E[12 w^2 - 4] in each coordinate, with mean m and variance 1/S.
-        m, S = found.mean, found.precision.spectrum.min()  # type: ignore[union-attr]
-        assert S > 0
-        want = 120 * (m.square() + found.posterior.std().square()) - 40  # type: ignore[union-attr]
-        torch.testing.assert_close(found.posterior.std().pow(-2), want, rtol=0.1, atol=0)  # type: ignore[union-attr]
+        assert (found.precision.spectrum > 0).all()  # type: ignore[union-attr]
+
+        def objective(m: Tensor, v: Tensor) -> Tensor:
+            """The exact objective of one coordinate with mean m and variance v."""
+            return 10 * (m**4 + 6 * m**2 * v + 3 * v**2 - 2 * (m**2 + v) + 1) - 0.5 * v.log()
+
+        m, v = found.mean[:, None, None], found.posterior.std().square()[:, None, None]  # type: ignore[index, union-attr]
+        around = objective(m + torch.linspace(-0.2, 0.2, 41)[:, None], v * torch.logspace(-0.3, 0.3, 41))
+        assert (objective(m, v)[:, 0, 0] - around.flatten(1).amin(1)).sum() < 0.03
 
     def test_an_improper_posterior_is_never_called_a_success(self) -> None:
         found = fit_gaussian(lambda w: -0.5 * w[0] ** 2, torch.zeros(2), max_iter=50)

@@ -11,9 +11,8 @@ At the mean alone (``samples=0``) and with ``beta = 1`` this is Newton's method,
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -30,6 +29,8 @@ from .steps import NotPositiveDefinite, average, longest_step, tangent_vector
 Estimator = Callable[[Gaussian], Estimate]
 SHORTEST = 1e-10
 """A search for the step size gives up below this."""
+WINDOW = 20
+"""The gap is estimated from this many steps."""
 ROUNDING = 1e-6
 """Without random points, a gap in nats that is no larger and no longer falls is put down to rounding."""
 
@@ -231,6 +232,25 @@ def natural_gradient(q: Gaussian, found: Estimate, exact: bool = True) -> tuple[
     return torch.cat(parts), longest
 
 
+def expected_gap(directions: Sequence[Tensor], beta: float) -> float:
+    """Return by how many nats the bound is expected to be below its maximum, given the last natural gradients.
+
+    Where they are noise, steps average the last ``1 / beta`` of them, which divides their square by as many. What they
+    have in common is no noise, and still to be gained; the mean of ``n`` squares less the square of their mean tells
+    the two apart.
+
+    Args:
+        directions: natural gradients, the last one last.
+        beta: the present step size.
+    """
+    stacked = torch.stack(list(directions))
+    squares, count = 0.5 * stacked.square().sum(1), len(stacked)
+    if count == 1:
+        return squares.item()
+    common = (count * 0.5 * stacked.mean(0).square().sum() - squares.mean()) / (count - 1)
+    return max(beta * squares.median().item(), common.item())
+
+
 class StepSize:
     """The default step size: ``1 / (1 / start + flips)``, with a search where a step made things worse.
 
@@ -294,7 +314,7 @@ def search(
             "transform bounded parameters to unbounded ones"
         ) from error
     history: list[Iterate] = []
-    recent: deque[float] = deque(maxlen=9)
+    recent: deque[Tensor] = deque(maxlen=WINDOW)
     decrement, message, success = math.inf, "", False
 
     def result(bound: float, error: float) -> Result:
@@ -313,9 +333,8 @@ def search(
             if not 0 < beta <= 1:
                 raise ValueError(f"lr must be above 0 and at most 1, got {beta} at step {len(history)}")
             before, decrement = decrement, 0.5 * direction.square().sum().item()
-            recent.append(decrement)
-            # Steps average the noise of the last 1/beta estimates, which divides its square by as many.
-            gap = beta * statistics.median(recent) if found.error else decrement
+            recent.append(direction)
+            gap = expected_gap(list(recent), beta) if found.error else decrement
             history.append(Iterate(-found.value, found.error, gap, beta, counts.ngrad, counts.nfev))
             show(history)
             if gap <= tol:
