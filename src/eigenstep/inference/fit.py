@@ -29,6 +29,8 @@ from .steps import NotPositiveDefinite, average, longest_step, tangent_vector
 Estimator = Callable[[Gaussian], Estimate]
 SHORTEST = 1e-10
 """A search for the step size gives up below this."""
+SAFETY = 3.0
+"""What remains of the noise is random, too: it is rarely this many times larger than expected."""
 WINDOW = 20
 """The gap is estimated from this many steps."""
 ROUNDING = 1e-6
@@ -233,7 +235,7 @@ def natural_gradient(q: Gaussian, found: Estimate, exact: bool = True) -> tuple[
 
 
 def expected_gap(directions: Sequence[Tensor], beta: float) -> float:
-    """Return by how many nats the bound is expected to be below its maximum, given the last natural gradients.
+    """Return how many nats the bound may be below its maximum, given the last natural gradients.
 
     Where they are noise, steps average the last ``1 / beta`` of them, which divides their square by as many. What they
     have in common is no noise, and still to be gained; the mean of ``n`` squares less the square of their mean tells
@@ -248,7 +250,7 @@ def expected_gap(directions: Sequence[Tensor], beta: float) -> float:
     if count == 1:
         return squares.item()
     common = (count * 0.5 * stacked.mean(0).square().sum() - squares.mean()) / (count - 1)
-    return max(beta * squares.median().item(), common.item())
+    return max(SAFETY * beta * squares.median().item(), common.item())
 
 
 class StepSize:
