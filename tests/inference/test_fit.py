@@ -114,19 +114,6 @@ class TestNewton:
 
 
 class TestLogisticRegression:
-    @pytest.mark.parametrize("source", SOURCES[:4])
-    def test_within_a_thousandth_of_the_best_gaussian(self, source: str) -> None:
-        inputs, targets = small_logistic()
-        exact = Quadrature(inputs, targets, 0.5)
-        best = exact.elbo(*exact.solve())
-        model = logistic_regression(inputs, targets, prior_precision=0.5)
-        found = fit_gaussian(model, torch.zeros(3), 1.0, curvature=source)
-        assert found.success
-        gap = best - exact.elbo(found.mean, found.posterior.covariance())  # type: ignore[arg-type]
-        assert 0 <= gap < 1e-3
-        assert found.elbo == pytest.approx(best, abs=1e-3 + 4 * found.elbo_error)
-        assert (found.ngrad == 0) == (source == "reinforce")
-
     def test_gradient_outer_products_are_biased(self) -> None:
         inputs, targets = small_logistic()
         exact = Quadrature(inputs, targets, 0.5)
@@ -147,37 +134,6 @@ class TestLogisticRegression:
 
 class TestHostileProblems:
     """Positive definite to the end, or a clear error."""
-
-    def test_condition_1e12(self) -> None:
-        H, center = random_spd(4, 1e12), torch.randn(4)
-        for samples, tol in ((0, None), (8, 1e-6)):
-            found = fit_gaussian(quadratic(H, center), torch.zeros(4), samples=samples, tol=tol, max_iter=100)
-            assert found.success
-            assert (found.precision.spectrum > 0).all()  # type: ignore[union-attr]
-            assert ((found.mean - center) @ H @ (found.mean - center)).item() < 1e-3
-            torch.testing.assert_close(found.posterior.covariance() @ H, torch.eye(4), rtol=0, atol=1e-2)
-
-    @pytest.mark.parametrize("exact", [True, False])
-    def test_negative_curvature_between_two_modes(self, exact: bool) -> None:
-        """The Hessian is negative at the start; the best Gaussian has a positive mean Hessian."""
-
-        def log_joint(w: Tensor) -> Tensor:
-            return -10 * (w.square() - 1).square().sum()
-
-        start = Full(torch.eye(2), torch.full((2,), 60.0))
-        found = fit_gaussian(log_joint, torch.tensor([0.01, -0.01]), start, samples=64, tol=1e-2, exact=exact)
-        assert found.success
-        if exact:
-            assert found.history[0].lr < 0.5
-        assert (found.precision.spectrum > 0).all()  # type: ignore[union-attr]
-
-        def objective(m: Tensor, v: Tensor) -> Tensor:
-            """The exact objective of one coordinate with mean m and variance v."""
-            return 10 * (m**4 + 6 * m**2 * v + 3 * v**2 - 2 * (m**2 + v) + 1) - 0.5 * v.log()
-
-        m, v = found.mean[:, None, None], found.posterior.std().square()[:, None, None]  # type: ignore[index, union-attr]
-        around = objective(m + torch.linspace(-0.2, 0.2, 41)[:, None], v * torch.logspace(-0.3, 0.3, 41))
-        assert (objective(m, v)[:, 0, 0] - around.flatten(1).amin(1)).sum() < 0.03
 
     def test_an_improper_posterior_is_never_called_a_success(self) -> None:
         found = fit_gaussian(lambda w: -0.5 * w[0] ** 2, torch.zeros(2), max_iter=50)
