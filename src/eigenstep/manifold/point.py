@@ -113,9 +113,13 @@ class Matrix:
         values = diagonal(tangent)
         return tangent - torch.diag_embed(values.mean(-1, keepdim=True).expand_as(values))
 
-    def dense(self, leaf: Tensor) -> Tensor:
-        """Return the matrix as a function of a leaf, to first order: ``F (I + X) F^T``."""
-        return self.frame @ (self.tangent(leaf) @ transpose(self.frame) + transpose(self.frame))
+    def dense(self) -> Tensor:
+        """Return ``F F^T``."""
+        return self.frame @ transpose(self.frame)
+
+    def pull_back(self, gradient: Tensor) -> Tensor:
+        """Return the gradient with respect to a leaf, given that with respect to the dense matrix."""
+        return self.tangent(transpose(self.frame) @ gradient @ self.frame)
 
     def local(self, leaf: Tensor) -> Tensor:
         """Return ``X`` with respect to the eigenbasis."""
@@ -287,9 +291,30 @@ class Point:
         """The Euclidean tensors."""
         return tuple(block.tensor for block in self.blocks if isinstance(block, Euclidean))
 
-    def leaves(self) -> list[Tensor]:
-        """Return what to differentiate with respect to, for each block."""
-        return [block.leaf().requires_grad_() for block in self.blocks]
+    @property
+    def plain(self) -> bool:
+        """Whether the matrix is one full factor, so that its dense form can be differentiated with respect to."""
+        return isinstance(self.blocks[0], Matrix)
+
+    def leaves(self, dense: bool = False) -> list[Tensor]:
+        """Return what to differentiate with respect to, for each block.
+
+        Args:
+            dense: whether the first is to be the dense matrix itself (see :attr:`plain`).
+        """
+        leaves = [block.leaf() for block in self.blocks]
+        if dense:
+            assert isinstance(self.blocks[0], Matrix)
+            leaves[0] = self.blocks[0].dense()
+        return [leaf.requires_grad_() for leaf in leaves]
+
+    def flat(self, gradients: Sequence[Tensor], dense: bool = False) -> Tensor:
+        """Return gradients with respect to :meth:`leaves` as a flat vector of coordinates."""
+        first, *rest = gradients
+        if dense:
+            assert isinstance(self.blocks[0], Matrix)
+            first = self.blocks[0].pull_back(first)
+        return torch.cat([gradient.flatten() for gradient in (first, *rest)])
 
     def local(self, leaves: Sequence[Tensor]) -> Local:
         """Return the matrix as a function of the leaves."""
@@ -300,11 +325,6 @@ class Point:
             for factor in factors_of(self.S)
         ]
         return Local(self.S, tangents, log_scale)
-
-    def dense(self, leaves: Sequence[Tensor]) -> Tensor:
-        """Return the matrix as a function of the leaves, as an ordinary tensor."""
-        block = self.blocks[0]
-        return block.dense(leaves[0]) if isinstance(block, Matrix) else self.local(leaves).dense()
 
     def split_others(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """Return those of the leaves that are Euclidean tensors."""
@@ -337,8 +357,12 @@ class Point:
         """
         return torch.cat([block.metrics(exponents).flatten(1) for block in self.blocks], 1)
 
+    @cached_property
+    def _shapes(self) -> list[torch.Size]:
+        return [block.leaf().shape for block in self.blocks]
+
     def _split(self, step: Tensor) -> list[tuple[Block, Tensor]]:
-        shapes = [block.leaf().shape for block in self.blocks]
+        shapes = self._shapes
         parts = torch.split(step, [shape.numel() for shape in shapes])
         return [(block, part.reshape(shape)) for block, part, shape in zip(self.blocks, parts, shapes, strict=True)]
 

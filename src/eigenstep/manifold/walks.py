@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..checks import check_number
 from .directions import Direction
+from .local import Local
 from .point import Point
 
 ARMIJO = 1e-4
@@ -60,10 +61,9 @@ class Objective:
 
     def evaluate(self, point: Point) -> Evaluation:
         """Compute the value, in a way that the gradient can follow."""
-        leaves = point.leaves()
+        leaves = point.leaves(self._direct(point))
         with torch.enable_grad():
-            matrix = point.local(leaves) if self.factored else point.dense(leaves)
-            output = self.fun(matrix, *point.split_others(leaves))
+            output = self.fun(self._matrix(point, leaves), *point.split_others(leaves))
         self.nfev += 1
         if not isinstance(output, Tensor) or output.numel() != 1 or not output.requires_grad:
             found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
@@ -82,7 +82,17 @@ class Objective:
         """Compute the gradient as a flat vector."""
         self.ngrad += 1
         gradients = torch.autograd.grad(evaluation.output, evaluation.leaves, materialize_grads=True)
-        return torch.cat([gradient.flatten() for gradient in gradients])
+        return evaluation.point.flat(gradients, self._direct(evaluation.point))
+
+    def _direct(self, point: Point) -> bool:
+        """Whether to differentiate with respect to the dense matrix itself, which is cheapest where possible."""
+        return point.plain and not self.factored
+
+    def _matrix(self, point: Point, leaves: list[Tensor]) -> Local | Tensor:
+        if self._direct(point):
+            return leaves[0]
+        local = point.local(leaves)
+        return local if self.factored else local.dense()
 
 
 def search(objective: Objective, start: Evaluation, rule: Callable[[], Direction], max_step: float) -> Walk:
