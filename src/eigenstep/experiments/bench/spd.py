@@ -31,8 +31,12 @@ SLOW = 1.0
 """A solver that takes longer than this, in seconds, runs in the first round only."""
 
 
+PARTS = ("main", "fixed", "sweep", "stochastic")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how much to measure."""
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
     parser.add_argument("--size", type=int, default=60, help="rows of the matrix (default: %(default)s)")
     parser.add_argument("--conditions", type=float, nargs="+", default=[10, 1e3, 1e5], help="condition numbers of Q")
     parser.add_argument("--gap", type=float, default=1e-8, help="how close to the least value (default: %(default)s)")
@@ -64,20 +68,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Return all figures."""
-    cases = [(problem, args.size, condition) for problem in PROBLEMS for condition in args.conditions]
-    main = compare(cases, list(SEARCHING), args.rounds, args.gap, args.seconds, "Searching solvers")
-    sweep_cases = [(problem, size, 1e3) for size in sorted(args.sizes) for problem in PROBLEMS]
-    sweep = compare(sweep_cases, [OURS, CG, TR], 1, args.gap, 4 * args.seconds, "Sizes")
-    result: dict[str, Any] = {
-        "gap": args.gap,
-        "size": args.size,
-        "rounds": args.rounds,
-        "main": main,
-        "fixed": fixed(args),
-        "sweep": sweep,
-        "stochastic": spd_stochastic.measure(args.size, args.seeds, args.steps),
-        "slopes": slopes(args.size),
-    }
+    result: dict[str, Any] = {"gap": args.gap, "size": args.size, "rounds": args.rounds, "slopes": slopes(args.size)}
+    if "main" in args.parts:
+        cases = [(problem, args.size, condition) for problem in PROBLEMS for condition in args.conditions]
+        result["main"] = compare(cases, list(SEARCHING), args.rounds, args.gap, args.seconds, "Searching solvers")
+    if "fixed" in args.parts:
+        result["fixed"] = fixed(args)
+    if "sweep" in args.parts:
+        cases = [(problem, size, 1e3) for size in sorted(args.sizes) for problem in PROBLEMS]
+        result["sweep"] = compare(cases, [OURS, CG, TR], 1, args.gap, 4 * args.seconds, "Sizes")
+    if "stochastic" in args.parts:
+        result["stochastic"] = spd_stochastic.measure(args.size, args.seeds, args.steps)
     result["verdicts"] = verdicts(result)
     return {"tables": list(tables(result)), **result}
 
@@ -166,15 +167,15 @@ def verdicts(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     def add(claim: str, case: str, ours: float, limit: float, holds: bool) -> None:
         found.append({"claim": claim, "case": case, "ours": ours, "limit": limit, "holds": holds})
 
-    entries = {(e["problem"], e["condition"], e["solver"]): e for e in result["main"]}
-    for problem, condition in dict.fromkeys((e["problem"], e["condition"]) for e in result["main"]):
+    entries = {(e["problem"], e["condition"], e["solver"]): e for e in result.get("main", ())}
+    for problem, condition in dict.fromkeys(key[:2] for key in entries):
         ours, cg, tr = (entries[problem, condition, solver] for solver in (OURS, CG, TR))
         case = f"{problem}, condition {condition:g}"
         fewer = ours["reached"] and (not cg["reached"] or ours["gradients"] <= cg["gradients"])
         add("gradients: no more than conjugate gradient", case, ours["gradients"], cg["gradients"], fewer)
         faster = ours["reached"] and (not tr["reached"] or ours["seconds"] < tr["seconds"])
         add("CPU seconds: less than trust regions", case, ours["seconds"], tr["seconds"], faster)
-    for v in spd_stochastic.verdicts(result["stochastic"]):
+    for v in spd_stochastic.verdicts(result.get("stochastic", {})):
         case = f"{v['problem']}, {v['scheme']}"
         add(
             "minibatches: iterations, no more than the better tuned baseline",
@@ -191,6 +192,34 @@ def verdicts(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def tables(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Give the figures as tables."""
+    if "main" in result:
+        yield from _main_tables(result)
+    if "fixed" in result:
+        keys = list(dict.fromkeys((e["problem"], e["condition"]) for e in result["fixed"]))
+        rows = [
+            [solver, *(_count(e) for key in keys for e in _matching(result["fixed"], solver, key))]
+            for solver in dict.fromkeys(e["solver"] for e in result["fixed"])
+        ]
+        title = f"Gradients with the best of {len(RATES)} fixed step sizes, 300 at most"
+        columns = ["scheme", *(f"{problem}, κ = {condition:g}" for problem, condition in keys)]
+        yield {"title": title, "columns": columns, "rows": rows}
+    if "sweep" in result:
+        rows = [
+            [e["problem"], str(e["size"]), e["solver"], _count(e), _time(e)]
+            for e in sorted(result["sweep"], key=lambda e: (e["problem"], e["size"]))
+        ]
+        columns = ["problem", "size", "solver", "gradients", "CPU ms"]
+        yield {"title": "Sizes, at condition number 1000", "columns": columns, "rows": rows}
+    if "stochastic" in result:
+        yield _minibatch_table(result["stochastic"])
+    rows = [
+        [v["claim"], v["case"], _number(v["ours"]), _number(v["limit"]), "holds" if v["holds"] else "DOES NOT HOLD"]
+        for v in result["verdicts"]
+    ]
+    yield {"title": "Verdicts", "columns": ["claim", "case", "ours", "limit", "verdict"], "rows": rows}
+
+
+def _main_tables(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for problem in PROBLEMS:
         entries = [e for e in result["main"] if e["problem"] == problem]
         conditions = list(dict.fromkeys(e["condition"] for e in entries))
@@ -201,22 +230,11 @@ def tables(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         columns = ["solver", *(f"κ = {c:g}: {what}" for c in conditions for what in ("gradients", "CPU ms"))]
         title = f"{problem}, {result['size']} × {result['size']}, to a gap of {result['gap']:g}"
         yield {"title": title, "columns": columns, "rows": rows}
-    keys = list(dict.fromkeys((e["problem"], e["condition"]) for e in result["fixed"]))
-    rows = [
-        [solver, *(_count(e) for key in keys for e in _matching(result["fixed"], solver, key))]
-        for solver in dict.fromkeys(e["solver"] for e in result["fixed"])
-    ]
-    title = f"Gradients with the best of {len(RATES)} fixed step sizes, 300 at most"
-    columns = ["scheme", *(f"{problem}, κ = {condition:g}" for problem, condition in keys)]
-    yield {"title": title, "columns": columns, "rows": rows}
-    rows = [
-        [e["problem"], str(e["size"]), e["solver"], _count(e), _time(e)]
-        for e in sorted(result["sweep"], key=lambda e: (e["problem"], e["size"]))
-    ]
-    columns = ["problem", "size", "solver", "gradients", "CPU ms"]
-    yield {"title": "Sizes, at condition number 1000", "columns": columns, "rows": rows}
+
+
+def _minibatch_table(stochastic: Mapping[str, Any]) -> dict[str, Any]:
     rows = []
-    for problem, figures in result["stochastic"].items():
+    for problem, figures in stochastic.items():
         for scheme, found in figures["schemes"].items():
             settings = ", ".join(f"{key} {value:g}" for key, value in found["settings"].items())
             arrivals = found["arrivals"]
@@ -224,12 +242,7 @@ def tables(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             median, worst = f"{statistics.median(arrivals):g}", f"{max(arrivals):g}"
             rows.append([problem, f"{figures['target']:.2g}", scheme, settings, median, worst, str(late)])
     columns = ["problem", "goal: gap", "scheme", "tuned settings", "median iterations", "slowest seed", "never"]
-    yield {"title": "Minibatches: iterations until the noise is reached", "columns": columns, "rows": rows}
-    rows = [
-        [v["claim"], v["case"], _number(v["ours"]), _number(v["limit"]), "holds" if v["holds"] else "DOES NOT HOLD"]
-        for v in result["verdicts"]
-    ]
-    yield {"title": "Verdicts", "columns": ["claim", "case", "ours", "limit", "verdict"], "rows": rows}
+    return {"title": "Minibatches: iterations until the noise is reached", "columns": columns, "rows": rows}
 
 
 def _matching(entries: list[dict[str, Any]], solver: str, key: tuple[str, float]) -> list[dict[str, Any]]:
@@ -254,19 +267,21 @@ def _number(value: float) -> str:
 
 def draw(result: Mapping[str, Any], path: str) -> None:
     """Draw the gap over gradients for each problem and condition number, and over iterations on minibatches."""
-    keys = list(dict.fromkeys((e["problem"], e["condition"]) for e in result["main"]))
+    main = result.get("main", [])
+    keys = list(dict.fromkeys((e["problem"], e["condition"]) for e in main))
     columns = max(len(keys) // len(PROBLEMS), 2)
     drawn, axes = figure(columns=columns, rows=3, width=4.5, height=3.2)
     for ax, (problem, condition) in zip(axes[:2].flat, keys, strict=False):
-        for e in result["main"]:
+        for e in main:
             if (e["problem"], e["condition"]) == (problem, condition) and e["trace"]:
                 gradients, gaps = zip(*e["trace"], strict=True)
                 width = 2.5 if e["solver"] == OURS else 1.0
                 ax.loglog([1 + g for g in gradients], [max(g, 1e-12) for g in gaps], label=e["solver"], linewidth=width)
         ax.axhline(result["gap"], color="gray", linestyle=":")
         ax.set(title=f"{problem}, condition {condition:g}", xlabel="gradients", ylabel="gap")
-    axes[0, 0].legend(fontsize=6)
-    for ax, (problem, figures) in zip(axes[2], result["stochastic"].items(), strict=False):
+    if main:
+        axes[0, 0].legend(fontsize=6)
+    for ax, (problem, figures) in zip(axes[2], result.get("stochastic", {}).items(), strict=False):
         for scheme, found in figures["schemes"].items():
             ax.semilogy(found["curve"], label=scheme)
         ax.axhline(figures["target"], color="gray", linestyle=":")

@@ -182,7 +182,7 @@ def measure(size: int, seeds: int, steps: int) -> dict[str, Any]:
         for scheme, (_, extra) in SCHEMES.items():
             for values in product(RATES[name], *extra.values()):
                 jobs.append((name, scheme, dict(zip(("lr", *extra), values, strict=True))))
-    tuning = {name: make(size, CONDITION, 2, TUNING_SEED) for name, make in PROBLEMS.items()}
+    tuning = {name: make(size, CONDITION, 6, TUNING_SEED) for name, make in PROBLEMS.items()}
     targets = {name: _target(name, tuning[name], steps) for name in PROBLEMS}
     tried: dict[tuple[str, str], list[tuple[float, float, dict[str, float]]]] = {}
     for name, scheme, settings in track(jobs, "Tuning on minibatches"):
