@@ -75,7 +75,7 @@ class TestCompile:
     @pytest.mark.parametrize("options", VARIANTS, ids=str)
     def test_no_graph_break_and_no_recompile(self, options: dict[str, Any], counting: Counting) -> None:
         problem = Problem([(6, 4), (4, 6)])
-        optimizer = Spectral(problem.parameters, 0.03, **options)
+        optimizer = Spectral(problem.parameters, 0.03, interval=[(0, 2)], **options)
         optimizer._kernel = torch.compile(kernel.step, fullgraph=True, dynamic=False, backend=counting)
         problem.descend(optimizer, 2)  # one program that turns the bases and one that does not
         assert counting.programs == 2
@@ -89,7 +89,7 @@ class TestCompile:
         compiled = torch.compile
         monkeypatch.setattr(torch, "compile", lambda f, **options: compiled(f, **options, backend=counting))
         problem = Problem([(n,) for n in range(2, 7)])
-        optimizer = Spectral(problem.parameters, 0.03, compile=True)
+        optimizer = Spectral(problem.parameters, 0.03, interval=[(0, 2)], compile=True)
         problem.descend(optimizer, 6)
         assert counting.programs == 10
 

@@ -126,8 +126,8 @@ class TestTraining:
             y = torch.tanh(x @ torch.randn(12, 8) / 3)
             w = nn.Parameter((0.1 * torch.randn(12, 8)).to(dtype))
             optimizer = Spectral([w], lr=0.02, weight_decay=0.0, **settings)
-            for step in range(200):
-                optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / 200)
+            for step in range(400):
+                optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / 400)
                 optimizer.zero_grad()
                 loss = (torch.tanh(x @ w.float()) - y).square().mean() + 0.1
                 loss.backward()

@@ -171,10 +171,10 @@ class TestTransformers:
         return model
 
     def test_trains_and_resumes(self, tmp_path: Path) -> None:
-        whole = self.trained(tmp_path / "whole", steps=20)
+        whole = self.trained(tmp_path / "whole", steps=40)
         texts = (torch.arange(32)[:, None] + 3 * torch.arange(12)) % 32
         with torch.no_grad():
             logits = whole(texts).logits
         assert cross_entropy(logits[:, :-1].flatten(0, 1), texts[:, 1:].flatten()) < 1.5, "guessing costs log(32) = 3.5"
-        resumed = self.trained(tmp_path / "again", steps=20, resume=str(tmp_path / "whole" / "checkpoint-10"))
+        resumed = self.trained(tmp_path / "again", steps=40, resume=str(tmp_path / "whole" / "checkpoint-10"))
         assert_same(resumed, whole)

@@ -23,7 +23,9 @@ def test_every_method_minimizes(method: str, d: int) -> None:
     assert result.success, result.message
     assert result.fun <= 1e-12
     assert result.fun == sphere(result.x)
-    assert result.nfev == sum([0, *np.diff(result.history.nfev)], result.history.nfev[0])
+    history = result.history
+    unrecorded = (history.stride - 1) * max(history.population)  # long histories have every second generation, or fewer
+    assert result.nfev - unrecorded <= history.nfev[-1] <= result.nfev
 
 
 def test_a_rotated_ellipsoid_is_learned() -> None:
