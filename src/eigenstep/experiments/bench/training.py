@@ -232,6 +232,7 @@ def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
     """Draw training loss against steps and against time, at each optimizer's best learning rate."""
     rows = summarize(results)
     tasks = list(dict.fromkeys(row["task"] for row in rows))
+    colors = {name: f"C{number}" for number, name in enumerate(sorted({row["optimizer"] for row in rows}))}
     drawn, axes = figure(columns=len(tasks), rows=2)
     for row in rows:
         chosen = (row["task"], row["optimizer"], row["lr"])
@@ -245,7 +246,7 @@ def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
         width = 2 if row["optimizer"].startswith("spectral") else 1
         for line, scale, label in ((0, 1.0, "step"), (1, row["step_ms"] / 1e3, "CPU seconds")):
             ax = axes[line, column]
-            ax.plot(steps * scale, smooth, label=row["optimizer"], linewidth=width)
+            ax.plot(steps * scale, smooth, label=row["optimizer"], color=colors[row["optimizer"]], linewidth=width)
             ax.set(title=row["task"], xlabel=label, ylabel="training loss")
             ax.legend(fontsize=7)
     save(drawn, path)
