@@ -20,7 +20,7 @@ from .plots import figure, save
 from .registry import build
 from .tasks import TASKS, Record, train
 
-LEARNING_RATES = {"spectral": 1e-2, "soap": 1e-2, "muon": 1e-2, "adamw": 1e-3}
+LEARNING_RATES = {"spectral": 1e-2, "soap": 1e-2, "muon": 3e-2, "adamw": 1e-3}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
