@@ -2,6 +2,7 @@ import itertools
 import json
 import math
 import re
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -44,7 +45,8 @@ def few_test_batches(monkeypatch):
 
 
 def make(name, seed=0):
-    section = reproduce.make(name, full=False, seed=seed, device=CPU, settings=MINIATURES[name])
+    planned = reproduce.plan(name, full=False, seed=seed)
+    section = reproduce.make(replace(planned, settings=asdict(MINIATURES[name])), seed=seed, device=CPU)
     assert isinstance(section.result, Result), section.result
     return section
 
@@ -72,7 +74,12 @@ def test_every_figure_shows_the_papers_scheme_and_ours_and_ends_in_verdicts(name
     if name in ("full_matrix", "kronecker", "spd"):
         assert untimed(make(name, seed=1).result) != untimed(section.result)
 
-    report.write_figure(tmp_path, section, {"command": "eigenstep"})
+    report.write_figure(tmp_path, section, {"seed": 0, "commit": "abc"})
+    again = report.read_figure(tmp_path, replace(section, result=""), {"seed": 0, "commit": "other"})
+    assert again == replace(section, commit="abc", result=again.result)
+    assert again.result.as_dict() == json.loads(json.dumps(section.result.as_dict()))
+    assert report.read_figure(tmp_path, section, {"seed": 1}) is None
+    assert report.read_figure(tmp_path, replace(section, settings={}), {"seed": 0}) is None
     written = json.loads((tmp_path / f"{name}.json").read_text())
     assert written["figure"] == name
     assert [v["holds"] for v in written["verdicts"]] == [v.holds for v in section.result.verdicts]
@@ -190,8 +197,10 @@ def toy(verdict=None):
 
 
 def test_the_report_is_one_page_that_needs_nothing_else(tmp_path):
-    good = report.Section("one", "First", "Text.\n\nMore <text>.", {"steps": 3}, "eigenstep reproduce one", 1.0, toy())
-    bad = report.Section("two", "Second", "Text.", {}, "eigenstep reproduce two", 1.0, "no data & no luck")
+    good = report.Section(
+        "one", "First", "Text.\n\nMore <text>.", {"steps": 3}, "eigenstep reproduce one", 1.0, "abc", toy()
+    )
+    bad = report.Section("two", "Second", "Text.", {}, "eigenstep reproduce two", 1.0, "abc", "no data & no luck")
     report.write_report(tmp_path / "report.html", [good, bad], {"command": "eigenstep reproduce all", "torch": "2"})
     page = (tmp_path / "report.html").read_text()
     assert "0 of 1 checks hold" in page
@@ -207,9 +216,11 @@ def test_the_same_numbers_give_the_same_pictures():
 
 
 def test_all_goes_on_when_one_figure_cannot_be_made(tmp_path, monkeypatch, capsys):
-    def fake(name, **_):
-        result = "out of luck" if name == "spd" else toy()
-        return report.Section(name, name, "Text.", {}, "eigenstep", 0.0, result)
+    made = []
+
+    def fake(planned, **_):
+        made.append(planned.name)
+        return replace(planned, result="out of luck" if planned.name == "spd" else toy())
 
     few = {name: figures.FIGURES[name] for name in ("full_matrix", "spd")}
     monkeypatch.setattr(reproduce, "FIGURES", few)
@@ -218,6 +229,16 @@ def test_all_goes_on_when_one_figure_cannot_be_made(tmp_path, monkeypatch, capsy
     assert "could not be made, see above: spd" in capsys.readouterr().err
     assert {path.stem for path in tmp_path.glob("*.json")} == {"full_matrix"}
     assert "out of luck" in (tmp_path / "report.html").read_text()
+
+    # What is there is not made again, unless one asks for it or it cannot be read.
+    command = ["reproduce", "all", "--quick", "--directory", str(tmp_path)]
+    assert cli.main(command) == 2
+    assert made == ["full_matrix", "spd", "spd"]
+    assert "made before, at commit" in capsys.readouterr().out
+    assert cli.main([*command, "--again"]) == 2
+    (tmp_path / "full_matrix.json").write_text("{")
+    assert cli.main(command) == 2
+    assert made[3:] == ["full_matrix", "spd"] * 2
 
 
 def test_missing_devices_and_data_are_named(monkeypatch, capsys, tmp_path):
@@ -228,7 +249,7 @@ def test_missing_devices_and_data_are_named(monkeypatch, capsys, tmp_path):
         raise UserError("no such data")
 
     monkeypatch.setattr(spd, "run", fail)
-    assert reproduce.make("spd", full=False, seed=0, device=CPU).result == "no such data"
+    assert reproduce.make(reproduce.plan("spd", full=False, seed=0), seed=0, device=CPU).result == "no such data"
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

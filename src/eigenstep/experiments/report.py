@@ -6,9 +6,10 @@ import base64
 import functools
 import inspect
 import io
+import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import cycle
 from pathlib import Path
@@ -35,6 +36,7 @@ class Section:
         settings: Numbers that define the experiment.
         command: What to type to make it again.
         seconds: How long it took.
+        commit: The version of the code that made it.
         result: What came out, or a sentence that says why nothing did.
     """
 
@@ -44,6 +46,7 @@ class Section:
     settings: Mapping[str, Any]
     command: str
     seconds: float
+    commit: str
     result: Result | str
 
     @functools.cached_property
@@ -101,15 +104,34 @@ def write_figure(directory: Path, section: Section, origin: Mapping[str, Any]) -
     Args:
         directory: Where they go.
         section: The figure, with a result.
-        origin: Command, seed and versions that the numbers depend on.
+        origin: Seed, device and versions that the numbers depend on.
     """
     assert isinstance(section.result, Result)
-    head = {"figure": section.name, "title": section.title, **origin, "seconds": section.seconds}
-    body = {"settings": dict(section.settings), **section.result.as_dict()}
+    head = {"figure": section.name, "title": section.title, **origin, "command": section.command}
+    body = {"seconds": section.seconds, "settings": dict(section.settings), **section.result.as_dict()}
     write_json(directory / f"{section.name}.json", {**head, **body})
     for kind, content in section.pictures.items():
         with atomic_write(directory / f"{section.name}.{kind}") as file:
             file.write(content)
+
+
+def read_figure(directory: Path, planned: Section, origin: Mapping[str, Any]) -> Section | None:
+    """Return a figure that was written before, or nothing if it was made in another way or cannot be read.
+
+    Args:
+        directory: Where :func:`write_figure` put it.
+        planned: The figure that is wanted, without a result.
+        origin: What its numbers depend on; another commit will do, and the section says which.
+    """
+    try:
+        found = json.loads((directory / f"{planned.name}.json").read_text())
+        same = {**origin, "command": planned.command, "settings": json.loads(json.dumps(dict(planned.settings)))}
+        if any(found[key] != value for key, value in same.items() if key != "commit"):
+            return None
+        result = Result.from_dict(found)
+        return replace(planned, seconds=found["seconds"], commit=found["commit"], result=result)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def pictures(result: Result) -> dict[str, bytes]:
@@ -179,7 +201,8 @@ def _section(section: Section) -> str:
             head,
             f"<img alt='{escape(section.title)}' src='data:image/svg+xml;base64,{picture}'>",
             *(_html_table(table) for table in section.result.tables),
-            f"<p class='small'>Settings: {escape(settings)}. Took {section.seconds:.0f} s. Again: "
+            f"<p class='small'>Settings: {escape(settings)}. Took {section.seconds:.0f} s at commit "
+            f"{escape(section.commit)}. Again: "
             f"<code>{escape(section.command)}</code></p>",
         )
     )

@@ -2,7 +2,8 @@
 
 Every figure ends in verdicts: the paper's claim, the measured figure, and whether the claim holds, as computed from
 it. Numbers go to FIGURE.json, pictures to FIGURE.png and FIGURE.svg; `all` also writes report.html, one page that
-holds everything. The same command and seed give the same numbers, times excepted.
+holds everything. The same command and seed give the same numbers, times excepted. Interrupt it as you like: figures
+that are in --directory already, made with the same settings, seed and versions, are not made again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,10 +22,10 @@ from typing import Any
 
 import torch
 
-from .bench import versions
+from .bench import commit, versions
 from .console import UserError, print_table
 from .figures import FIGURES
-from .report import Section, write_figure, write_report
+from .report import Section, read_figure, write_figure, write_report
 from .results import Result, verdict_table
 
 
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--full", action="store_true", help="many seeds, long runs: about an hour for all figures")
     parser.add_argument("--seed", type=int, default=0, help="decides all random numbers (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="where to compute, for example cuda (default: %(default)s)")
+    parser.add_argument("--again", action="store_true", help="make figures again that are in --directory already")
     parser.add_argument("--jobs", type=int, default=1, help="figures to make side by side (default: %(default)s)")
     parser.add_argument(
         "--directory", type=Path, default=Path("runs/reproduce"), help="where files go (default: %(default)s)"
@@ -49,60 +51,85 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--jobs must be at least 1, got {args.jobs}")
     device = _device(args.device)
     names = list(FIGURES) if args.figure == "all" else [args.figure]
-    origin = {"command": args.command, "seed": args.seed, "device": args.device, **versions()}
+    origin = {"seed": args.seed, "device": args.device, **versions()}
+    plans = [plan(name, full=args.full, seed=args.seed) for name in names]
+    kept = {p.name: read_figure(args.directory, p, origin) for p in plans if not args.again}
+    missing = [p for p in plans if kept.get(p.name) is None]
+    made = _make_all(
+        missing, args.jobs, partial(_make_and_write, directory=args.directory, device=device, origin=origin)
+    )
     sections = []
-    for section in _make_all(names, args.jobs, partial(make, full=args.full, seed=args.seed, device=device)):
+    for name in names:
+        section = kept.get(name)
+        if section is None:
+            section = next(made)
+        else:
+            print(f"{section.title}: made before, at commit {section.commit}; --again makes it anew")
         sections.append(section)
-        name = section.name
         if isinstance(section.result, Result):
-            write_figure(args.directory, section, origin)
             table = verdict_table(section.title, section.result.verdicts)
             print_table(table.title, table.columns, table.rows)
-            print(f"Numbers and pictures written to {args.directory / name}.json, .png and .svg")
+            print(f"Numbers and pictures are in {args.directory / name}.json, .png and .svg")
         else:
             print(f"{section.title}: {section.result}")
     if args.figure == "all":
-        write_report(args.directory / "report.html", sections, origin)
+        write_report(args.directory / "report.html", sections, {"command": args.command, **origin})
         print(f"Everything in one page: {args.directory / 'report.html'}")
     failed = [s.name for s in sections if isinstance(s.result, str)]
     if failed:
         raise UserError(f"these figures could not be made, see above: {', '.join(failed)}")
 
 
-def _make_all(names: Sequence[str], jobs: int, make_one: Callable[[str], Section]) -> Iterator[Section]:
-    """Make figures one after the other or side by side; they come in the order of their names."""
+def _make_all(plans: Sequence[Section], jobs: int, make_one: Callable[[Section], Section]) -> Iterator[Section]:
+    """Make figures one after the other or side by side; they come in the order of the plans."""
     if jobs == 1:
-        yield from map(make_one, names)
+        yield from map(make_one, plans)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         # The last figures train networks and take longest: they start first.
-        pending = {name: pool.submit(make_one, name) for name in reversed(names)}
-        for name in names:
-            yield pending[name].result()
+        pending = [pool.submit(make_one, planned) for planned in reversed(plans)]
+        for future in reversed(pending):
+            yield future.result()
 
 
-def make(name: str, *, full: bool, seed: int, device: torch.device, settings: Any = None) -> Section:
-    """Make one figure.
+def plan(name: str, *, full: bool, seed: int) -> Section:
+    """Describe a figure that is still to be made.
 
     Args:
         name: One of `FIGURES`.
         full: Whether to take the settings for long runs.
         seed: Decides all random numbers.
+    """
+    module = importlib.import_module(FIGURES[name].module)
+    settings: Mapping[str, Any] = asdict(module.FULL if full else module.QUICK)
+    command = shlex.join(["eigenstep", "reproduce", name, "--full" if full else "--quick", "--seed", str(seed)])
+    return Section(name, FIGURES[name].title, module.__doc__ or "", settings, command, 0.0, commit(), "not made yet")
+
+
+def _make_and_write(planned: Section, *, directory: Path, device: torch.device, origin: Mapping[str, Any]) -> Section:
+    """Make one figure and write it at once, so that it is kept if others are interrupted."""
+    section = make(planned, seed=origin["seed"], device=device)
+    if isinstance(section.result, Result):
+        write_figure(directory, section, origin)
+    return section
+
+
+def make(planned: Section, *, seed: int, device: torch.device) -> Section:
+    """Make one figure.
+
+    Args:
+        planned: What `plan` gave, perhaps with other settings.
+        seed: Decides all random numbers.
         device: Where to compute.
-        settings: Other settings than those of the module.
     """
     torch.set_num_threads(1)  # the matrices are small: threads would only wait for each other
-    module = importlib.import_module(FIGURES[name].module)
-    settings = settings or (module.FULL if full else module.QUICK)
-    command = shlex.join(["eigenstep", "reproduce", name, "--full" if full else "--quick", "--seed", str(seed)])
+    module = importlib.import_module(FIGURES[planned.name].module)
     start = time.perf_counter()
     try:
-        result: Result | str = module.run(settings, seed=seed, device=device)
+        result: Result | str = module.run(module.Settings(**planned.settings), seed=seed, device=device)
     except UserError as error:
         result = str(error)
-    seconds = time.perf_counter() - start
-    known: Mapping[str, Any] = asdict(settings)
-    return Section(name, FIGURES[name].title, module.__doc__ or "", known, command, seconds, result)
+    return replace(planned, seconds=time.perf_counter() - start, result=result)
 
 
 def _device(name: str) -> torch.device:

@@ -133,6 +133,20 @@ class Result:
     tables: Sequence[Table] = field(default_factory=tuple)
     columns: int = 2
 
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Result:
+        """Build anew what :meth:`as_dict` gave, also if it was written as JSON, which turns infinity into null."""
+        panels = [
+            Panel(**{**panel, "curves": {name: _read_curve(curve) for name, curve in panel["curves"].items()}})
+            for panel in plain["panels"]
+        ]
+        verdicts = [{**verdict, "value": _number(verdict["value"])} for verdict in plain["verdicts"]]
+        for verdict in verdicts:
+            verdict.pop("holds")  # it follows from the rest
+        return cls(
+            panels, [Verdict(**v) for v in verdicts], [Table(**table) for table in plain["tables"]], plain["columns"]
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and numbers, with the conclusions that follow from them."""
         plain = asdict(self)
@@ -142,6 +156,14 @@ class Result:
             for name, curve in drawn.curves.items():
                 panel["curves"][name]["median"] = curve.quantile(0.5)
         return plain
+
+
+def _read_curve(plain: Mapping[str, Any]) -> Curve:
+    return Curve([_number(x) for x in plain["x"]], [[_number(value) for value in run] for run in plain["runs"]])
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def typical_ratio(curve: Curve, reference: Curve) -> float:
