@@ -13,6 +13,7 @@ from eigenstep import Full, OuterProducts, cli
 from eigenstep.baselines import eigen
 from eigenstep.baselines.van_loan import dense_curvature
 from eigenstep.experiments import figures, report, reproduce
+from eigenstep.experiments.bench import pages
 from eigenstep.experiments.console import UserError
 from eigenstep.experiments.figures import exact_vs_truncated, gradient_free, low_precision, matching, spd
 from eigenstep.experiments.figures.training import RoundedWeights
@@ -227,7 +228,10 @@ def test_all_goes_on_when_one_figure_cannot_be_made(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(reproduce, "make", fake)
     assert cli.main(["reproduce", "all", "--quick", "--directory", str(tmp_path)]) == 2
     assert "could not be made, see above: spd" in capsys.readouterr().err
-    assert {path.stem for path in tmp_path.glob("*.json")} == {"full_matrix"}
+    assert {path.stem for path in tmp_path.glob("*.json")} == {"full_matrix", "report"}
+    assert [table["title"] for table in pages.read(tmp_path / "report.json")["result"]["tables"]] == [
+        "Full-matrix scheme"
+    ]
     assert "out of luck" in (tmp_path / "report.html").read_text()
 
     # What is there is not made again, unless one asks for it or it cannot be read.

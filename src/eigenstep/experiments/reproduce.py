@@ -2,8 +2,9 @@
 
 Every figure ends in verdicts: the paper's claim, the measured figure, and whether the claim holds, as computed from
 it. Numbers go to FIGURE.json, pictures to FIGURE.png and FIGURE.svg; `all` also writes report.html, one page that
-holds everything. The same command and seed give the same numbers, times excepted. Interrupt it as you like: figures
-that are in --directory already, made with the same settings, seed and versions, are not made again.
+holds everything, and its verdicts to report.json. The same command and seed give the same numbers, times excepted.
+Interrupt it as you like: figures that are in --directory already, made with the same settings, seed and versions, are
+not made again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 from .bench import commit, versions
-from .console import UserError, print_table
+from .console import UserError, print_table, write_json
 from .figures import FIGURES
 from .report import Section, read_figure, write_figure, write_report
 from .results import Result, verdict_table
@@ -73,7 +74,10 @@ def run(args: argparse.Namespace) -> None:
         else:
             print(f"{section.title}: {section.result}")
     if args.figure == "all":
-        write_report(args.directory / "report.html", sections, {"command": args.command, **origin})
+        origin = {"command": args.command, **origin}
+        write_report(args.directory / "report.html", sections, origin)
+        tables = [asdict(verdict_table(s.title, s.result.verdicts)) for s in sections if isinstance(s.result, Result)]
+        write_json(args.directory / "report.json", {**origin, "result": {"tables": tables}})
         print(f"Everything in one page: {args.directory / 'report.html'}")
     failed = [s.name for s in sections if isinstance(s.result, str)]
     if failed:

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how much to measure."""
     parser.add_argument("--task", choices=TASKS, default="fashion-mnist", help="task (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=500, help="training steps (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=3, help="training seeds (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=8, help="training seeds (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=1e-2, help="learning rate (default: %(default)s)")
     parser.add_argument(
         "--drift-steps", type=int, default=10_000, help="steps of the drift test (default: %(default)s)"
