@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MOVING = "torch.distributed.checkpoint moves state between ranks"
 SAVING = "save and load it with torch.distributed.checkpoint, which puts the parts of all ranks together"
 
 
@@ -79,3 +80,24 @@ class Pieces(Tensor):
     def __get_tensor_shard__(self, _: Any) -> Tensor:
         """Give ``torch.distributed.checkpoint`` the part to write or to fill."""
         return self.local
+
+
+def own_part(tensor: Tensor, start: int, count: int, total: int, name: str) -> Tensor:
+    """Return this rank's pieces of a tensor of state, of which the whole or exactly these pieces were loaded.
+
+    Args:
+        tensor: what was loaded.
+        start: number of this rank's first piece.
+        count: how many pieces it has.
+        total: how many there are.
+        name: the parameter's name.
+    """
+    if isinstance(tensor, Pieces):
+        if (tensor.start, len(tensor.local), len(tensor)) != (start, count, total):
+            raise ValueError(f"state_dict does not fit: other ranks own {name} now; {MOVING}")
+        return tensor.local
+    if len(tensor) == total:
+        return tensor[start : start + count].clone()
+    if len(tensor) != count:
+        raise ValueError(f"state of {name} is that of another rank; {MOVING}")
+    return tensor

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..checks import describe
 from ..curvature import OuterProducts
 from . import kernel
-from .layout import Layout, plan
-from .options import check_gradient, check_group, check_state, interval_at, turns_at
-from .pieces import Pieces
-from .report import Summary, matmul_flops, spectra_of, summarize
+from .group import candidate_of, initial_state, layout_of, rates_of, rule_of
+from .layout import Layout
+from .options import check_gradient, check_group, check_state, turns_at
+from .pieces import Pieces, own_part
+from .report import Summary, spectra_of, summarize
 from .rounding import add_stochastically
-from .sharding import OFF, Candidate, Sharding, is_sharded, local_gradient, wanted
+from .sharding import OFF, Sharding, is_sharded, local_gradient, wanted
 from .stack import Stack
+from .vectors import padded, vectors_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Interval = int | list[tuple[int, int]]
-MOVING = "torch.distributed.checkpoint moves state between ranks"
 
 
 class Spectral(Optimizer):
@@ -223,7 +223,7 @@ class Spectral(Optimizer):
         for param in curvature:
             if param not in own:
                 raise ValueError("curvature was given for a tensor that is not a parameter of this optimizer")
-        samples = {param: _vectors(param, value) for param, value in curvature.items()}
+        samples = {param: vectors_of(param, value) for param, value in curvature.items()}
         self._share_work(samples)
         for group, params in zip(self.param_groups, active, strict=True):
             tensors = [local_gradient(p) for p in params] + [samples[p] for p in params if p in samples]
@@ -258,36 +258,20 @@ class Spectral(Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 if param not in self._sharding and param.numel() and (param.requires_grad or param.grad is not None):
-                    candidates.append(self._candidate(group, param))
+                    candidates.append(candidate_of(group, param))
         if candidates:
             self._sharding.admit(candidates)
             groups = {param: group for group in self.param_groups for param in group["params"]}
             for candidate in candidates:
                 self._keep_own_state(groups[candidate.param], candidate.param)
 
-    def _candidate(self, group: dict[str, Any], param: Tensor) -> Candidate:
-        layout = self._layout(group, param)
-        state = _initial_state(group, param, layout, device="meta")
-        flops = matmul_flops(layout, group, interval_at(group["interval"], group["count"]))
-        memory = sum(t.numel() * t.element_size() for t in state.values())
-        costs = (flops / layout.pieces, memory / layout.pieces, param.numel() / layout.pieces)
-        return Candidate(param, layout, costs, state["scale"].dtype)
-
     def _keep_own_state(self, group: dict[str, Any], param: Tensor) -> None:
         """Keep the state of the pieces that are stepped here, so that every rank has the same names in its state."""
         assert self._sharding is not None
         start, total, layout = self._sharding.part(param)
-        state = self.state[param] or _initial_state(group, param, layout)
+        state = self.state[param] or initial_state(group, param, layout)
         for name, tensor in state.items():
-            if isinstance(tensor, Pieces):
-                if (tensor.start, len(tensor.local), len(tensor)) != (start, layout.pieces, total):
-                    raise ValueError(f"state_dict does not fit: other ranks own {self._name(param)} now; {MOVING}")
-                tensor = tensor.local
-            elif len(tensor) == total:
-                tensor = tensor[start : start + layout.pieces].clone()
-            elif len(tensor) != layout.pieces:
-                raise ValueError(f"state of {self._name(param)} is that of another rank; {MOVING}")
-            self.state[param][name] = tensor
+            self.state[param][name] = own_part(tensor, start, layout.pieces, total, self._name(param))
 
     def _step_group(self, group: dict[str, Any], params: list[Tensor], samples: Mapping[Tensor, Tensor]) -> None:
         turn = turns_at(group, group["count"])
@@ -317,16 +301,16 @@ class Spectral(Optimizer):
         turn: bool,
     ) -> list[Tensor]:
         """Learn from the gradients of a stack and return the directions to go along."""
-        rates = _rates(group, stack.state["scale"])
+        rates = rates_of(group, stack.state["scale"])
         gradient = stack.gather(gradients)
         vectors = None
         if any(p in samples for p in stack.params):
             given = [samples.get(p, g[..., None]) for p, g in zip(stack.params, gradients, strict=True)]
-            vectors = stack.gather(_padded(given))
+            vectors = stack.gather(padded(given))
         if group["nonfinite"] == "ignore":
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
             vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
-        return stack.scatter(self._kernel(gradient, vectors, stack.state, _rule(group), rates, turn))
+        return stack.scatter(self._kernel(gradient, vectors, stack.state, rule_of(group), rates, turn))
 
     def _apply(
         self,
@@ -358,7 +342,7 @@ class Spectral(Optimizer):
         """
         buckets: dict[tuple[object, ...], list[tuple[Tensor, Layout]]] = {}
         for param in params:
-            layout = self._layout(group, param) if self._sharding is None else self._sharding.part(param)[2]
+            layout = layout_of(group, param) if self._sharding is None else self._sharding.part(param)[2]
             key: tuple[object, ...] = (id(group), tag, *layout.key, param.dtype, param.device)
             buckets.setdefault(key if group["foreach"] else (*key, id(param)), []).append((param, layout))
         stacks = []
@@ -366,14 +350,10 @@ class Spectral(Optimizer):
             stack = self._stacks.get(key)
             if stack is None or [id(p) for p in stack.params] != [id(p) for p, _ in members]:
                 stack = Stack([p for p, _ in members], [layout for _, layout in members])
-                stack.attach(self.state, partial(_initial_state, group))
+                stack.attach(self.state, partial(initial_state, group))
                 self._stacks[key] = stack
             stacks.append(stack)
         return stacks
-
-    def _layout(self, group: dict[str, Any], param: Tensor) -> Layout:
-        options = {name: group[name] for name in ("structure", "max_dim", "max_ratio", "long_sides")}
-        return plan(tuple(param.shape), **options)
 
     def _name(self, param: Tensor) -> str:
         for index, group in enumerate(self.param_groups):
@@ -406,7 +386,7 @@ class Spectral(Optimizer):
             options = {**self.defaults, **saved}
             for index, param in zip(saved["params"], group["params"], strict=False):
                 if own := state_dict["state"].get(index):
-                    fresh = _initial_state(options, param, self._layout(options, param), device="meta")
+                    fresh = initial_state(options, param, layout_of(options, param), device="meta")
                     check_state(own, fresh, self._name(param))
         super().load_state_dict(state_dict)
         # torch casts state to the parameter's format: eigenvalues of bfloat16 weights would be ruined.
@@ -432,7 +412,7 @@ class Spectral(Optimizer):
     def summary(self) -> Summary:
         """Tell structure, memory and matrix-product work per step of each parameter; ``print`` it to see a table."""
         return Summary(
-            summarize(self._name(param), param, self._layout(group, param), self.state.get(param, {}), group)
+            summarize(self._name(param), param, layout_of(group, param), self.state.get(param, {}), group)
             for group in self.param_groups
             for param in group["params"]
             if param.numel()
@@ -460,58 +440,3 @@ def _compiled_kernel() -> Callable[..., Tensor]:
             return compiled(*arguments)
 
     return step
-
-
-def _rule(group: dict[str, Any]) -> kernel.Rule:
-    names = kernel.Rule.__dataclass_fields__
-    return kernel.Rule(**{name: group[name] for name in names})
-
-
-def _rates(group: dict[str, Any], like: Tensor) -> kernel.Rates:
-    beta1, beta2 = group["betas"]
-    basis = 1 - beta2 if group["basis_lr"] is None else group["basis_lr"]
-    values = (beta1, beta2, basis, group["damping"])
-    # Filled in on the device: copying a number to it would wait for it.
-    return kernel.Rates(*(torch.full((), x, dtype=like.dtype, device=like.device) for x in values))
-
-
-def _initial_state(
-    group: dict[str, Any], param: Tensor, layout: Layout, device: torch.device | str | None = None
-) -> kernel.State:
-    """Return the state of a parameter before its first step."""
-    dtype = group["state_dtype"] or (torch.float64 if param.dtype == torch.float64 else torch.float32)
-    return kernel.initial_state(
-        (layout.pieces, layout.blocks, *layout.sizes),
-        layout.full,
-        _rule(group),
-        momentum=group["betas"][0] > 0,
-        residual=group["residual"],
-        dtype=dtype,
-        basis_dtype=group["basis_dtype"] or dtype,
-        device=torch.device(device or param.device),
-    )
-
-
-def _vectors(param: Tensor, value: Tensor | OuterProducts) -> Tensor:
-    """Return curvature vectors with the sample axis last."""
-    if isinstance(value, OuterProducts):
-        if not value.semidefinite or not isinstance(value.shift, float) or value.shift != 0:
-            raise ValueError(
-                "curvature for Spectral must be a sum of outer products without negative weights; "
-                "eigenstep.update.update learns from indefinite curvature"
-            )
-        weights = 1.0 if value.weights is None else value.weights.sqrt().reshape(-1, *[1] * param.ndim)
-        value = value.vectors * weights
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        raise TypeError(f"curvature must be a real floating-point tensor or OuterProducts, got {describe(value)}")
-    if value.ndim == 0 or len(value) == 0 or value.shape[1:] != param.shape:
-        raise ValueError(
-            f"curvature must have shape {('K', *param.shape)} with K >= 1 for this parameter, got {tuple(value.shape)}"
-        )
-    return value.movedim(0, -1)
-
-
-def _padded(tensors: list[Tensor]) -> list[Tensor]:
-    """Fill up with zero vectors where parameters of one stack have different numbers of curvature vectors."""
-    most = max(t.shape[-1] for t in tensors)
-    return [torch.nn.functional.pad(t, (0, most - t.shape[-1])) for t in tensors]
