@@ -15,14 +15,17 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from eigenstep import Spectral
-from eigenstep.experiments.models import GPT
-from eigenstep.experiments.wire import WireCounter
+from eigenstep.experiments import trainer
+from eigenstep.experiments.bench import scaling
+from eigenstep.experiments.console import UserError
+from eigenstep.experiments.settings import Settings
 from eigenstep.optim import sharding
+from eigenstep.optim.rounds import ShardedRound
 
 from .cases import BATCH, Net, One, backward, batch, go_on, prepare, resume, state_of, train, weights
 from .ranks import on_ranks
@@ -81,33 +84,22 @@ def rounding(_: Path) -> Any:
     return found
 
 
-def gpt() -> GPT:
-    return GPT(65, length=16, width=32, depth=12, heads=2)
-
-
-def cost(kind: str) -> dict[str, float]:
-    """Operations, memory and bytes on the wire of a step of a GPT of 12 layers, on this rank."""
-    model = prepare(gpt(), kind)
-    optimizer = Spectral(model.parameters(), interval=[(0, 2)])  # from the first step on
-    text = torch.randint(65, (1, 17), generator=torch.Generator().manual_seed(0))
-    flops, sent, interval = 0.0, 0.0, 2
-    for step in range(2 * interval):
-        optimizer.zero_grad()
-        F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).backward()
-        with FlopCounterMode(display=False) as counter, WireCounter() as wire:
-            optimizer.step()
-        if step >= interval:
-            flops += counter.get_total_flops() / interval
-            sent += wire.total / interval
-    state = sum(t.numel() * t.element_size() for own in optimizer.state.values() for t in own.values())
-    size = sum(4.0 * p.numel() for p in model.parameters())
-    return {"flops": flops, "state": state, "sent": sent, "size": size, "calls": sum(wire.calls.values())}
-
-
 @on_ranks(4, 2)
 def costs(_: Path) -> Any:
-    kinds = [kind for kind in KINDS[dist.get_world_size()] if kind != "sideways"]
-    return {kind: cost(kind) for kind in kinds}
+    """What a rank computes, keeps and sends in a step of a GPT of 12 layers, and gradients that it puts together."""
+    found, own_gradients, sizes = {}, ShardedRound.own_gradients, [0]
+
+    def noting(self: ShardedRound, coming: Any) -> dict[int, Tensor]:
+        whole = own_gradients(self, coming)
+        sizes.append(sum(gradient.numel() * gradient.element_size() for gradient in whole.values()))
+        return whole
+
+    with mock.patch.object(ShardedRound, "own_gradients", noting):
+        for kind in KINDS[dist.get_world_size()]:
+            if kind != "sideways":
+                sizes[1:] = []
+                found[kind] = {**scaling.trained(prepare(scaling.gpt(32), kind)), "gradients": max(sizes)}
+    return found
 
 
 @on_ranks(2)
@@ -160,6 +152,20 @@ def mistakes(_: Path) -> Any:
     note("other sets of gradients", sharded, optimizer)
     with pytest.raises(ValueError, match="distributed=True"):
         Spectral(sharded.parameters(), distributed=False).step()
+
+    mesh = init_device_mesh("cpu", (2,))
+    placements = {"partial sums": Partial(), "stripes": _StridedShard(0, split_factor=2)}  # rows 0, 1, 4, 5 here
+    for name, placement in placements.items():
+        size = torch.Size([4 if name == "partial sums" else 8, 3])
+        given = [
+            DTensor.from_local(torch.ones(4, 3), mesh, [placement], run_check=False, shape=size, stride=(3, 1))
+            for _ in range(2)
+        ]
+        param = nn.Parameter(given[0])
+        param.grad = given[1]
+        with pytest.raises(ValueError, match="must be") as error:
+            Spectral([param]).step()
+        found[name] = str(error.value), torch.equal(param.to_local(), torch.ones(4, 3))
     return found
 
 
@@ -196,7 +202,7 @@ def saving(place: Path) -> Any:
 @on_ranks(2)
 def resuming(place: Path) -> Any:
     """Go on with fewer ranks, from each checkpoint in each way."""
-    saved = place.parents[1] / "saving" / "4-0"
+    saved = place.parents[1] / "saving" / "4"
     pairs = [("ddp", "ddp"), ("ddp", "fsdp2"), ("fsdp2", "fsdp2"), ("fsdp2", "ddp"), ("async", "ddp")]
     return {(source, kind): resume(saved / source, kind, torch.float32, SAVED, END) for source, kind in pairs}
 
@@ -256,3 +262,42 @@ def tensor_parallel(steps: int, dtype: torch.dtype) -> nn.Module:
 @on_ranks(4, 2)
 def tensor_parallelism(_: Path) -> Any:
     return weights(tensor_parallel(6, torch.float64))
+
+
+POEM = "the quick brown fox jumps over the lazy dog. " * 40
+RUN: dict[str, Any] = {
+    "train_for": "8 steps",
+    "warmup": "2 steps",
+    "length": 8,
+    "batch": 8,
+    "test_batches": 1,
+    "log_every": "4 steps",
+    "evaluate_every": "8 steps",
+    "checkpoint_every": "3 steps",
+    "threads": 1,
+    "device": "cpu",
+}
+"""A run of `eigenstep train` that takes a second or two."""
+NETWORK = {"width": 16, "depth": 1, "heads": 2}
+
+
+def run_settings(folder: Path, **changes: Any) -> Settings:
+    """Settings of a short run, whose text goes to a folder."""
+    text = folder / "poem.txt"
+    if not text.exists():
+        text.write_text(POEM)
+    return Settings(**{**RUN, "data": str(text), "model_option": NETWORK, **changes})
+
+
+@on_ranks(2)
+def runs(place: Path) -> Any:
+    """Runs of `eigenstep train`, undisturbed."""
+    if dist.get_rank() == 0:
+        run_settings(place)
+    dist.barrier()
+    for way in ("ddp", "fsdp2"):
+        trainer.train(run_settings(place, parallel=way), place / way)
+    with pytest.raises(UserError, match="batch must be a multiple of 2 processes, got 9"):
+        trainer.train(run_settings(place, batch=9), place / "odd")
+    with pytest.raises(UserError, match="muon cannot step sharded weights"):
+        trainer.train(run_settings(place, optimizer="muon", parallel="fsdp2"), place / "muon")

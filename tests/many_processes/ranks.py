@@ -1,4 +1,4 @@
-"""Runs functions on several ranks: four processes are started once, work as four ranks, then as two pairs of ranks."""
+"""Runs functions on several ranks: four processes are started once, work as four ranks, then two of them as two."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 RANKS = 4
+PRELOADED = ["eigenstep.experiments.trainer", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+"""Imported once for all ranks; DistributedDataParallel needs the second."""
+
 Check = Callable[[Path], Any]
 CHECKS: dict[str, tuple[Check, tuple[int, ...]]] = {}
 """What ranks run, by name: a function of a folder that they share, and for which numbers of ranks."""
@@ -33,9 +36,7 @@ def on_ranks(*worlds: int) -> Callable[[Check], Check]:
 def results(folder: Path) -> dict[tuple[str, int], list[Any]]:
     """Run all checks and return, for each name and number of ranks, the results of the ranks (or an error's text)."""
     if not (folder / "done").exists():
-        multiprocessing.set_forkserver_preload(
-            ["eigenstep.optim", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
-        )
+        multiprocessing.set_forkserver_preload(PRELOADED)
         context = mp.start_processes(_work, (folder,), RANKS, join=False, start_method="forkserver")
         while not context.join(timeout=5):
             pass
@@ -53,19 +54,20 @@ def _work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     found: dict[tuple[str, int], Any] = {}
-    for world in (4, 2, 1):
-        team = rank // world
+    for world in (4, 2):
+        if rank >= world:
+            break
         dist.init_process_group(
             "gloo",
-            init_method=f"file://{folder}/store-{world}-{team}",
-            rank=rank % world,
+            init_method=f"file://{folder}/store-{world}",
+            rank=rank,
             world_size=world,
             timeout=datetime.timedelta(minutes=10),
         )
         for name, (check, worlds) in CHECKS.items():
             if world not in worlds:
                 continue
-            place = folder / name / f"{world}-{team}"
+            place = folder / name / str(world)
             place.mkdir(parents=True, exist_ok=True)
             try:
                 found[name, world] = check(place)

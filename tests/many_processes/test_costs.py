@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from .checks import KINDS, cost
+from eigenstep.experiments.bench import scaling
+
+from .checks import KINDS
 from .conftest import Results
 
 
 @pytest.fixture(scope="module")
 def serial() -> dict[str, float]:
-    return cost("serial")
+    return scaling.trained(scaling.gpt(32))
+
+
+@pytest.fixture(scope="module")
+def size() -> int:
+    """Bytes of all weights."""
+    return sum(4 * p.numel() for p in scaling.gpt(32).parameters())
 
 
 def bound(kind: str, world: int, size: float) -> float:
@@ -39,11 +47,19 @@ def test_nothing_is_done_twice(found: Results, serial: dict[str, float], world: 
 
 
 @pytest.mark.parametrize("world", KINDS)
-def test_bytes_on_the_wire(found: Results, world: int) -> None:
+def test_bytes_on_the_wire(found: Results, size: int, world: int) -> None:
     for rank in found["costs", world]:
         for kind, measured in rank.items():
-            assert measured["sent"] <= 1.1 * bound(kind, world, measured["size"]), kind
-            assert measured["calls"] <= 3
+            assert measured["sent"] <= 1.1 * bound(kind, world, size), kind
+            assert measured["collectives"] <= 3
+
+
+@pytest.mark.parametrize("world", KINDS)
+def test_no_rank_holds_all_gradients(found: Results, size: int, world: int) -> None:
+    for rank in found["costs", world]:
+        for kind, measured in rank.items():
+            if kind != "ddp":  # which gives all gradients to every rank by itself
+                assert 0 < measured["gradients"] <= 1.25 / world * size, kind
 
 
 def test_one_process_sends_nothing(serial: dict[str, float]) -> None:

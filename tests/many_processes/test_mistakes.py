@@ -14,6 +14,8 @@ SENTENCES = {
     "nan ddp": "NaN or infinite entries; nothing was changed",
     "nan fsdp2": "NaN or infinite entries; nothing was changed",
     "other sets of gradients": "gradients for different parameters",
+    "partial sums": "must be sharded or replicated, not a partial sum",
+    "stripes": "must be contiguous parts that make up the whole",
 }
 
 

@@ -28,7 +28,7 @@ def test_every_setting_can_be_given_on_the_command_line():
         model_option={"depths": [1, 2], "positions": "sincos"}, precision="bf16", optimizer="muon", lr=0.5,
         weight_decay=0.25, interval=3, option={"nesterov": False, "eps": 1e-3, "clip": None}, train_for="1 epoch",
         warmup="7", floor=0.1, batch=4, accumulate=2, seed=5, evaluate_every="2 epochs", test_batches=9, log_every="3",
-        checkpoint_every="4 steps", directory="d", device="cpu", threads=1, workers=2,
+        checkpoint_every="4 steps", directory="d", device="cpu", parallel="fsdp2", threads=1, workers=2,
     )  # fmt: skip
     words = []
     for setting in dataclasses.fields(Settings):

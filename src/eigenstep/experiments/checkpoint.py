@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -36,20 +37,30 @@ def save(directory: Path, step: int, content: dict[str, Any]) -> Path:
         torch.save(content, file)
         file.flush()
         os.fsync(file.fileno())  # so that a power cut cannot leave the name without the content
-    for old in list_checkpoints(directory)[:-KEPT]:
-        old.unlink()
+    drop_old(directory)
     return path
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """List the checkpoints of a run, the newest last."""
-    return sorted(directory.glob("step-*.pt"))
+    """List the checkpoints of a run, the newest last: files, or folders to which several processes wrote."""
+    return sorted([*directory.glob("step-*.pt"), *directory.glob("step-*.dcp")], key=lambda path: path.stem)
+
+
+def drop_old(directory: Path) -> None:
+    """Delete all but the newest checkpoints."""
+    for old in list_checkpoints(directory)[:-KEPT]:
+        delete(old)
+
+
+def delete(path: Path) -> None:
+    """Delete a checkpoint."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def clean(directory: Path) -> None:
     """Remove what a process that was killed while it wrote a checkpoint has left behind."""
-    for partial in directory.glob(".step-*.pt.*"):
-        partial.unlink()
+    for partial in [*directory.glob(".step-*.pt.*"), *directory.glob(".step-*.dcp.*")]:
+        delete(partial)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -54,10 +54,10 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
     return tracked
 
 
-def progress() -> Any:
-    """Return rich's display of several progress bars, to be used in a `with` statement."""
+def progress(shown: bool = True) -> Any:
+    """Return rich's display of several progress bars, to be used in a `with` statement; it may be kept invisible."""
     module = require("rich.progress", "experiments")
-    return module.Progress(*module.Progress.get_default_columns())
+    return module.Progress(*module.Progress.get_default_columns(), disable=not shown)
 
 
 @contextlib.contextmanager

@@ -73,6 +73,9 @@ class Settings:
     checkpoint_every: str = _setting("1 epoch", "how often a checkpoint is written", result=False)
     directory: str = _setting("", "where the run is kept (default: runs/train/...)", result=False)
     device: str = _setting("auto", "cpu, cuda, cuda:1, mps; auto: a GPU if there is one", result=False)
+    parallel: str = _setting(
+        "ddp", "under torchrun: replicate the network or shard it", choices=("ddp", "fsdp2"), result=False
+    )
     threads: int = _setting(0, "threads for torch; 0: as many as it likes", result=False)
     workers: int = _setting(0, "processes that read pictures from a folder; 0: none but the main one", result=False)
 

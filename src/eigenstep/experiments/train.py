@@ -5,10 +5,14 @@
   eigenstep train --data shakespeare --train-for '2000 steps' --model-option depth=6
   eigenstep train --data novel.txt --option root=4 --option basis_dtype=bfloat16
   eigenstep train --config plainvit-imagewoof --data ~/imagewoof2 --workers 8
+  torchrun --nproc-per-node 8 -m eigenstep.cli train --parallel fsdp2 ...
 
 A run lives in a folder of its own, runs/train/... or --directory: log.csv (and TensorBoard's files), checkpoints, and
 at the end model.pt and result.json. Interrupt it as you like: the same command goes on from the last checkpoint and
 ends with the same weights, bit for bit, on the same machine. Durations are '20 epochs' or '1000 steps'.
+
+Under torchrun, processes share batch, work and state; --parallel says whether they replicate or shard the network. A
+checkpoint goes to a folder step-*.dcp then, from which any number of processes can go on.
 
 --config takes settings from a TOML file; what the command line says wins. Names are those of the options below, with _
 for -; [option] and [model_option] are tables.
@@ -19,6 +23,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,12 +46,15 @@ def run(args: argparse.Namespace) -> None:
     """Train, or go on training, then show how good the network is."""
     chosen = settings.from_arguments(args)
     directory = chosen.place(ROOT)
-    if args.fresh:
+    leads = os.environ.get("RANK", "0") == "0"
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if args.fresh and leads and not again:
         delete_run(directory)
     found = checkpoint.list_checkpoints(directory)
-    print(f"{'Going on with' if found else 'Starting'} the run in {directory}", flush=True)
+    if leads:
+        print(f"{'Going on with' if found else 'Starting'} the run in {directory}", flush=True)
     try:
-        with progress() as bar, asked_to_stop() as stop:
+        with progress(shown=leads) as bar, asked_to_stop() as stop:
             line = bar.add_task(chosen.optimizer, total=None)
 
             def advance(step: int, steps: int, loss: float) -> None:
@@ -55,19 +63,22 @@ def run(args: argparse.Namespace) -> None:
 
             result = train(chosen, directory, command=args.command, on_step=advance, stop=stop)
     except KeyboardInterrupt:
-        explain_interruption(directory, args.command)
+        if leads:
+            explain_interruption(directory, args.command)
         raise
     if result.step < result.steps:
-        explain_interruption(directory, args.command)
+        if leads:
+            explain_interruption(directory, args.command)
         raise KeyboardInterrupt
-    show(result, directory)
+    if leads:
+        show(result, directory)
 
 
 def delete_run(directory: Path) -> None:
     """Delete the files of a run, and nothing else that may be in its folder."""
-    for pattern in ("step-*.pt", "model.pt", "result.json", "log.csv", "events.out.tfevents.*"):
+    for pattern in ("step-*.pt", "step-*.dcp", "model.pt", "result.json", "log.csv", "events.out.tfevents.*"):
         for path in directory.glob(pattern):
-            path.unlink()
+            checkpoint.delete(path)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ BENCHMARKS: Mapping[str, Command] = {
         "eigenstep.experiments.bench.spd", "minimize over positive-definite matrices, against pymanopt and geoopt"
     ),
     "search": Command("eigenstep.experiments.bench.search", "search without gradients, against pycma and cmaes"),
+    "scaling": Command("eigenstep.experiments.bench.scaling", "what a step costs on many GPUs: model and measurements"),
     "all": Command("eigenstep.experiments.bench.every", "run every benchmark with its defaults", computes=False),
     "pages": Command("eigenstep.experiments.bench.pages", "put the tables of --json files into pages", computes=False),
 }
