@@ -20,8 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from eigenstep import Spectral
-from eigenstep.experiments import trainer
-from eigenstep.experiments.bench import scaling
+from eigenstep.experiments import cost_runs, trainer
 from eigenstep.experiments.console import UserError
 from eigenstep.experiments.settings import Settings
 from eigenstep.optim import sharding
@@ -98,7 +97,7 @@ def costs(_: Path) -> Any:
         for kind in KINDS[dist.get_world_size()]:
             if kind != "sideways":
                 sizes[1:] = []
-                found[kind] = {**scaling.trained(prepare(scaling.gpt(32), kind)), "gradients": max(sizes)}
+                found[kind] = {**cost_runs.trained(prepare(cost_runs.gpt(32), kind)), "gradients": max(sizes)}
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eigenstep.experiments.bench import scaling
+from eigenstep.experiments import cost_runs
 
 from .checks import KINDS
 from .conftest import Results
@@ -12,13 +12,13 @@ from .conftest import Results
 
 @pytest.fixture(scope="module")
 def serial() -> dict[str, float]:
-    return scaling.trained(scaling.gpt(32))
+    return cost_runs.trained(cost_runs.gpt(32))
 
 
 @pytest.fixture(scope="module")
 def size() -> int:
     """Bytes of all weights."""
-    return sum(4 * p.numel() for p in scaling.gpt(32).parameters())
+    return sum(4 * p.numel() for p in cost_runs.gpt(32).parameters())
 
 
 def bound(kind: str, world: int, size: float) -> float:

@@ -10,50 +10,15 @@ from __future__ import annotations
 
 import argparse
 import math
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.multiprocessing.spawn import spawn
-from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
-
-from ...optim import Spectral
 from .. import plots
 from ..console import UserError, track
 from ..cost_model import GPUS, MODELS, OPTIMIZERS, Cost, Optimizer, Shapes, cost, spectral, training_wire
-from ..models import GPT
-from ..registry import build
+from ..cost_runs import MEASURED, WAYS, Ranks, gpt, measure_ranks, measure_single, trained
 from ..results import Table, Verdict, verdict_table
-from ..wire import WireCounter
-from .step import state_bytes
-
-WAYS: Mapping[str, tuple[str, int, int]] = {
-    "DDP, 2 ranks": ("DDP", 2, 1),
-    "FSDP2, 2 ranks": ("FSDP2", 2, 1),
-    "DDP, 4 ranks": ("DDP", 4, 1),
-    "FSDP2, 4 ranks": ("FSDP2", 4, 1),
-    "HSDP, 2 × 2 ranks": ("HSDP", 4, 2),
-}
-"""How a network is shared, by how many ranks, with how many copies of sharded weights."""
-
-ALWAYS = [(0, 2)]
-"""Turn bases every second step, from the first one on."""
-
-MEASURED: Mapping[str, tuple[str, Any, int]] = {
-    "AdamW": ("adamw", 1, 1),
-    "Spectral": ("spectral", ALWAYS, 2),
-    "Spectral.fast": ("spectral_fast", ALWAYS, 2),
-    "Muon, distributed": ("muon", 1, 1),
-    "SOAP, as published": ("soap_reference", 10, 10),
-}
-"""Optimizers of the model that run here: name in the registry, interval, and steps to average over. Distributed
-Shampoo's package is not published where Python packages are."""
 
 DRAWN = ("124 M", "7 B", "70 B")
 
@@ -95,9 +60,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 Costs = Mapping[str, list[Cost]]
 """Costs of each optimizer, for every number of GPUs."""
-
-Ranks = Mapping[str, list[dict[str, float]]]
-"""What each rank does, for every way of sharing a network."""
 
 
 def model_costs(name: str, optimizers: Mapping[str, Optimizer] = OPTIMIZERS) -> Costs:
@@ -154,10 +116,8 @@ def draw(modeled: Mapping[str, Costs], path: str) -> None:
     drawn, axes = plots.figure(3, len(DRAWN), width=4.4, height=3.2)
     for line, name in zip(axes, DRAWN, strict=True):
         for key, row in modeled[name].items():
-            percent = shares(name, row)
-            for ax, values in zip(
-                line, ([c.fsdp_state / 2**30 for c in row], percent["work"], percent["FSDP2"]), strict=True
-            ):
+            percent, state = shares(name, row), [c.fsdp_state / 2**30 for c in row]
+            for ax, values in zip(line, (state, percent["work"], percent["FSDP2"]), strict=True):
                 ax.plot(GPUS, [v or math.nan for v in values], marker="o", markersize=4, label=key)
         labels = ("state, GiB per GPU", "work, % of the network's", "sent with FSDP2, % of its own")
         for ax, label in zip(line, labels, strict=True):
@@ -168,87 +128,11 @@ def draw(modeled: Mapping[str, Costs], path: str) -> None:
     plots.save(drawn, path)
 
 
-def gpt(width: int) -> GPT:
-    """Build the network that is measured."""
-    return GPT(65, length=16, width=width, depth=12, heads=2)
-
-
 def compare_single(name: str, shapes: Shapes) -> dict[str, float]:
-    """Measure one process that steps tensors of some shapes, and say what the model expects."""
-    key, interval, period = MEASURED[name]
-    named = [
-        (n, nn.Parameter(torch.randn(s, generator=torch.Generator().manual_seed(k)))) for k, (n, s) in enumerate(shapes)
-    ]
-    optimizer = build(key, named, 1e-3, interval=interval)
-    total = 0.0
-    for step in range(2 * period):
-        for k, (_, param) in enumerate(named):
-            param.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(k + step))
-        with FlopCounterMode(display=False) as counter:
-            optimizer.step()
-        if step >= period:  # the first steps set up state
-            total += counter.get_total_flops() / period
+    """Measure one process, and say what the model expects."""
     units = OPTIMIZERS[name].units(shapes)
-    return {
-        "products": total,
-        "modeled products": sum(unit.pieces * unit.products for unit in units),
-        "state": float(state_bytes(optimizer)),
-        "modeled state": sum(unit.pieces * unit.state for unit in units),
-    }
-
-
-def trained(model: nn.Module) -> dict[str, float]:
-    """Train a few steps with Spectral, and return what this process computes, keeps and sends in a step."""
-    optimizer = Spectral(model.parameters(), interval=ALWAYS)
-    text = torch.randint(65, (1, 17), generator=torch.Generator().manual_seed(0))
-    flops, sent, period = 0.0, 0.0, 2
-    for step in range(2 * period):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
-        with FlopCounterMode(display=False) as counter, WireCounter() as counted:
-            optimizer.step()
-        if step >= period:
-            flops += counter.get_total_flops() / period
-            sent += counted.total / period
-    state = sum(t.numel() * t.element_size() for own in optimizer.state.values() for t in own.values())
-    calls = sum(counted.calls.values())
-    return {"flops": flops, "state": float(state), "sent": sent, "collectives": float(calls)}
-
-
-def measure_ranks(width: int) -> Ranks:
-    """Measure all ranks of every way of sharing a network; four processes are started once."""
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(_rank, (width, folder), max(ranks for _, ranks, _ in WAYS.values()))  # type: ignore[no-untyped-call]
-        return {
-            name: [torch.load(Path(folder) / f"{name} {rank}.pt", weights_only=True) for rank in range(ranks)]
-            for name, (_, ranks, _) in WAYS.items()
-        }
-
-
-def _rank(rank: int, width: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    for size in sorted({ranks for _, ranks, _ in WAYS.values()}):
-        if rank >= size:
-            continue
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
-        for name, (way, ranks, replicas) in WAYS.items():
-            if ranks == size:
-                torch.save(trained(_shared(gpt(width), way, ranks, replicas)), Path(folder) / f"{name} {rank}.pt")
-        dist.barrier()
-        dist.destroy_process_group()
-
-
-def _shared(model: nn.Module, way: str, ranks: int, replicas: int) -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    if way == "DDP":
-        return nn.parallel.DistributedDataParallel(model)
-    shape = (replicas, ranks // replicas) if replicas > 1 else (ranks,)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replica", "shard")[-len(shape) :])
-    fully_shard(model, mesh=mesh)
-    return model
+    model = {f"modeled {key}": sum(u.pieces * getattr(u, key) for u in units) for key in ("products", "state")}
+    return {**measure_single(name, shapes), **model}
 
 
 def expected(name: str, shapes: Shapes) -> dict[str, float]:
