@@ -29,6 +29,9 @@ BENCHMARKS: Mapping[str, Command] = {
     ),
     "search": Command("eigenstep.experiments.bench.search", "search without gradients, against pycma and cmaes"),
     "scaling": Command("eigenstep.experiments.bench.scaling", "what a step costs on many GPUs: model and measurements"),
+    "inference": Command(
+        "eigenstep.experiments.bench.inference", "Gaussian posteriors against exact ones and Monte Carlo, by curvature"
+    ),
     "all": Command("eigenstep.experiments.bench.every", "run every benchmark with its defaults", computes=False),
     "pages": Command("eigenstep.experiments.bench.pages", "put the tables of --json files into pages", computes=False),
 }

@@ -1,0 +1,43 @@
+"""The inference benchmark: its command on little data, and the results that we publish."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from eigenstep import cli
+from eigenstep.experiments.bench import inference
+from eigenstep.inference import Gaussian
+
+from .problems import Quadrature, small_logistic
+
+
+@pytest.mark.slow
+def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "figures.json"
+    options = ["--json", str(target), "--plot", str(tmp_path / "gap.png")]
+    assert cli.main(["bench", "inference", "--quick", *options]) == 0
+    result = json.loads(target.read_text())["result"]
+    assert list(inference.verdicts(result)) == result["verdicts"]
+    assert len(result["verdicts"]) == 9
+    assert (tmp_path / "gap.png").exists()
+    assert "Verdicts" in capsys.readouterr().out
+
+
+def test_the_reference_is_the_best_gaussian() -> None:
+    inputs, targets = small_logistic()
+    exact, other = inference.Quadrature(inputs, targets, 0.5), Quadrature(inputs, targets, 0.5)
+    best = exact.solve()
+    mean, covariance = other.solve()
+    torch.testing.assert_close(best.mean, mean)
+    torch.testing.assert_close(best.covariance(), covariance)
+    assert exact.elbo(best) == pytest.approx(other.elbo(mean, covariance))
+    assert exact.gap(best, Gaussian.start(mean + 0.01, best.precision)) > 0
+
+
+def test_impossible_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "inference", "--draws", "0"]) == 2
+    assert "--draws must be at least 1" in capsys.readouterr().err
