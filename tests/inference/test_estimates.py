@@ -9,8 +9,9 @@ from torch import Tensor
 from eigenstep import Dense, Full, OuterProducts
 from eigenstep.curvature import project
 from eigenstep.inference import Gaussian, elbo, logistic_regression
-from eigenstep.inference.estimates import Estimate, Target, estimate
+from eigenstep.inference.estimates import Estimate, combine, estimate
 from eigenstep.inference.gaussian import ONLY
+from eigenstep.inference.target import Target
 
 from .problems import Quadrature, quadratic, random_spd, small_logistic
 
@@ -44,6 +45,20 @@ def test_no_bias(source: str) -> None:
     bound = -torch.tensor([each.value for each in found])
     assert bound.mean().item() == pytest.approx(exact.elbo(q.mean, q.covariance()), abs=5 * found[0].error / 10**0.5)
     assert 0.3 < bound.std().item() / found[0].error < 3
+
+
+@pytest.mark.parametrize("source", [*UNBIASED, "gradient-outer-product"])
+def test_combined_estimates_are_their_mean(source: str) -> None:
+    inputs, targets = small_logistic()
+    model = logistic_regression(inputs, targets, prior_precision=0.5)
+    q = Gaussian.start(torch.zeros(3), Full.from_dense(random_spd(3, 3.0)))
+    generator = torch.Generator().manual_seed(3)
+    found = [estimate(Target(model), q, source, 8, generator) for _ in range(3)]
+    both = combine(found)
+    assert both.value == pytest.approx(sum(each.value for each in found) / 3)
+    assert both.error == pytest.approx(sum(each.error**2 for each in found) ** 0.5 / 3)
+    torch.testing.assert_close(both.gradients[ONLY], torch.stack([each.gradients[ONLY] for each in found]).mean(0))
+    torch.testing.assert_close(dense(q, both), torch.stack([dense(q, each) for each in found]).mean(0))
 
 
 def test_the_bound_has_the_error_it_claims() -> None:

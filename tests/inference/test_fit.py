@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -114,6 +116,19 @@ class TestNewton:
 
 
 class TestLogisticRegression:
+    @pytest.mark.parametrize("source", SOURCES[:4])
+    def test_within_a_thousandth_of_the_best_gaussian(self, source: str) -> None:
+        inputs, targets = small_logistic()
+        exact = Quadrature(inputs, targets, 0.5)
+        best = exact.elbo(*exact.solve())
+        model = logistic_regression(inputs, targets, prior_precision=0.5)
+        found = fit_gaussian(model, torch.zeros(3), 1.0, curvature=source)
+        assert found.success
+        gap = best - exact.elbo(found.mean, found.posterior.covariance())  # type: ignore[arg-type]
+        assert 0 <= gap < 1e-3
+        assert found.elbo == pytest.approx(best, abs=1e-3 + 4 * found.elbo_error)
+        assert (found.ngrad == 0) == (source == "reinforce")
+
     def test_gradient_outer_products_are_biased(self) -> None:
         inputs, targets = small_logistic()
         exact = Quadrature(inputs, targets, 0.5)
@@ -121,6 +136,42 @@ class TestLogisticRegression:
         model = logistic_regression(inputs, targets, prior_precision=0.5)
         found = fit_gaussian(model, torch.zeros(3), curvature="empirical-fisher", samples=64, tol=3e-4)
         assert best - exact.elbo(found.mean, found.posterior.covariance()) > 2e-3  # type: ignore[arg-type]
+
+    def test_the_bias_of_gradient_outer_products_is_what_theory_says(self) -> None:
+        """For ``l = w^2 / 2 + w^4 / 4`` all moments are known, and so are both variances at which ``S`` rests."""
+
+        def root(function: Callable[[float], float]) -> float:
+            low, high = 0.0, 1.0
+            for _ in range(60):
+                middle = (low + high) / 2
+                low, high = (middle, high) if function(middle) < 1 else (low, middle)
+            return low
+
+        best = root(lambda v: v * (1 + 3 * v))  # S = E[1 + 3 w^2]
+        rest = root(lambda v: v * (v + 6 * v**2 + 15 * v**3))  # S = E[(w + w^3)^2]
+        assert rest < 0.95 * best
+
+        def log_joint(w: Tensor) -> Tensor:
+            return -(w**2 / 2 + w**4 / 4).sum()
+
+        for source, variance in (("gradient-outer-product", rest), ("reparametrization", best)):
+            found = fit_gaussian(log_joint, torch.zeros(1), curvature=source, samples=4096, tol=1e-3, max_samples=10**6)
+            assert found.success
+            assert found.posterior.std().item() ** 2 == pytest.approx(variance, rel=0.02)  # type: ignore[union-attr]
+
+    def test_noise_takes_more_points_and_lr_does_not(self) -> None:
+        inputs, targets = small_logistic()
+        model = logistic_regression(inputs, targets, prior_precision=0.5)
+        found = fit_gaussian(model, torch.zeros(3), curvature="reparametrization", samples=8)
+        points = [each.points for each in found.history]
+        assert points[0] == 16
+        assert points[-1] >= 64
+        assert all(after in (before, 2 * before) for before, after in pairwise(points))
+        few = fit_gaussian(model, torch.zeros(3), curvature="reparametrization", samples=8, max_samples=40)
+        assert not few.success
+        assert "mostly noise, and more than 40 points are not allowed" in few.message
+        fixed = fit_gaussian(model, torch.zeros(3), curvature="reparametrization", samples=8, lr=0.1, max_iter=30)
+        assert {each.points for each in fixed.history} == {8}
 
     def test_minibatches_with_a_schedule(self) -> None:
         inputs, targets = small_logistic()
@@ -134,6 +185,39 @@ class TestLogisticRegression:
 
 class TestHostileProblems:
     """Positive definite to the end, or a clear error."""
+
+    def test_condition_1e12(self) -> None:
+        H, center = random_spd(4, 1e12), torch.randn(4)
+        for samples, tol in ((0, None), (8, 1e-6)):
+            found = fit_gaussian(quadratic(H, center), torch.zeros(4), samples=samples, tol=tol, max_iter=100)
+            assert found.success
+            assert (found.precision.spectrum > 0).all()  # type: ignore[union-attr]
+            assert ((found.mean - center) @ H @ (found.mean - center)).item() < 1e-3
+            torch.testing.assert_close(found.posterior.covariance() @ H, torch.eye(4), rtol=0, atol=1e-2)
+
+    @pytest.mark.parametrize("exact", [True, False])
+    def test_negative_curvature_between_two_modes(self, exact: bool) -> None:
+        """The Hessian is negative at the start; the best Gaussian has a positive mean Hessian."""
+
+        def log_joint(w: Tensor) -> Tensor:
+            return -10 * (w.square() - 1).square().sum()
+
+        start = Full(torch.eye(2), torch.full((2,), 60.0))
+        found = fit_gaussian(
+            log_joint, torch.tensor([0.01, -0.01]), start, samples=4096, max_samples=2**20, tol=1e-2, exact=exact
+        )
+        assert found.success
+        if exact:
+            assert found.history[0].lr < 0.5
+        assert (found.precision.spectrum > 0).all()  # type: ignore[union-attr]
+
+        def objective(m: Tensor, v: Tensor) -> Tensor:
+            """The exact objective of one coordinate with mean m and variance v."""
+            return 10 * (m**4 + 6 * m**2 * v + 3 * v**2 - 2 * (m**2 + v) + 1) - 0.5 * v.log()
+
+        m, v = found.mean[:, None, None], found.posterior.std().square()[:, None, None]  # type: ignore[index, union-attr]
+        around = objective(m + torch.linspace(-0.2, 0.2, 41)[:, None], v * torch.logspace(-0.3, 0.3, 41))
+        assert (objective(m, v)[:, 0, 0] - around.flatten(1).amin(1)).sum() < 0.03
 
     def test_an_improper_posterior_is_never_called_a_success(self) -> None:
         found = fit_gaussian(lambda w: -0.5 * w[0] ** 2, torch.zeros(2), max_iter=50)
@@ -216,6 +300,7 @@ class TestInterface:
             ({"tol": -1.0}, "tol must be"),
             ({"max_iter": 0}, "max_iter must be"),
             ({"elbo_samples": 1}, "even number"),
+            ({"max_samples": 0}, "max_samples must be"),
             ({"callback": 3}, "callback must be a function"),
         ],
     )

@@ -1,8 +1,9 @@
 """Bayesian inference with Gaussians in spectral form."""
 
+from .descent import Iterate, Result
 from .ensemble import ensemble_inversion
 from .estimates import elbo
-from .fit import Iterate, Result, fit_gaussian, laplace
+from .fit import fit_gaussian, laplace
 from .gaussian import Gaussian
 from .hmc import Chains, sample_posterior
 from .kalman import State, kalman_filter

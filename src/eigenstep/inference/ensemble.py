@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..checks import check_beside, check_finite, check_function
+from ..checks import check_beside, check_finite, check_function, check_size
 from ..curvature import OuterProducts
 from ..spd import Full
-from .estimates import Estimate, NotFinite, Target, check_samples, elbo_of, objective
-from .fit import Result, search
+from .descent import Result, descend
+from .estimates import Estimate, check_samples, elbo_of, objective
 from .gaussian import ONLY, Gaussian
+from .target import NotFinite, Target
 
 
 def ensemble_inversion(
@@ -32,6 +33,7 @@ def ensemble_inversion(
     prior_precision: float,
     *,
     members: int | None = None,
+    max_members: int = 100_000,
     lr: float | Callable[[int], float] | None = None,
     tol: float = 1e-3,
     max_iter: int = 200,
@@ -50,8 +52,10 @@ def ensemble_inversion(
         noise: covariance of the measurement, shape ``(k, k)``.
         prior_mean: mean of the parameters before, shape ``(n,)``; the search starts there.
         prior_precision: inverse variance of every parameter before.
-        members: points in the ensemble, an even number of more than twice the parameters, so that the line through
-            them is determined; by default 4 for each parameter.
+        members: points in an ensemble, an even number of more than twice the parameters, so that the line through
+            them is determined; by default 4 for each parameter. A step takes two ensembles, whose size doubles whenever
+            noise outweighs what is left to learn.
+        max_members: the most members of both ensembles; a fit that would need more ends there without success.
         lr: step size, as in :func:`~eigenstep.inference.fit.fit_gaussian`.
         tol: stop when the expected gap is at most this many nats.
         max_iter: stop after this many steps.
@@ -77,6 +81,7 @@ def ensemble_inversion(
     members = 4 * q.size if members is None else members
     check_samples(members, 2 * q.size + 2)
     check_samples(elbo_samples, 4)
+    check_size(max_members, "max_members")
     generator = torch.Generator(prior_mean.device).manual_seed(seed)
     constant = -0.5 * (
         root.logdet() + len(data) * math.log(2 * math.pi) - q.size * math.log(prior_precision / (2 * math.pi))
@@ -90,13 +95,13 @@ def ensemble_inversion(
 
     target = Target(log_joint, vectorize)
 
-    def look(at: Gaussian) -> Estimate:
-        half = at.deviations(members // 2, generator)[ONLY]
+    def look(at: Gaussian, lots: int) -> Estimate:
+        half = at.deviations(lots * members // 2, generator)[ONLY]
         deviations = torch.cat([half, -half])
         with torch.no_grad():
             points = at.means[ONLY] + deviations
             outputs = vmap(misfit)(points) if vectorize else torch.stack([misfit(w) for w in points])
-        target.nfev += members
+        target.nfev += len(points)
         if not torch.isfinite(outputs).all():
             raise NotFinite("the forward model returned NaN or infinite numbers")
         jacobian = torch.linalg.lstsq(deviations, outputs).solution.mT
@@ -107,12 +112,13 @@ def ensemble_inversion(
         value, error, _ = objective(at, {ONLY: deviations}, values)
         return Estimate(value, error, value, {ONLY: gradient}, {ONLY: OuterProducts(jacobian)}, prior_precision)
 
-    return search(
+    return descend(
         look,
         target,
         q,
+        points=members,
+        max_points=max_members,
         lr=lr,
-        start=0.5,
         tol=tol,
         max_iter=max_iter,
         exact=exact,

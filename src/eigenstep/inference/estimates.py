@@ -8,27 +8,24 @@ and the noise vanishes as ``q`` comes close to a Gaussian posterior.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
 
 from ..curvature import Curvature, Dense, OuterProducts
-from ..sources import gradient_outer_product, hessian, reinforce, reparametrization
-from ..spd import SPD
+from ..linalg import symmetrize
+from ..sources import gradient_outer_product, reinforce, reparametrization
+from ..spd import SPD, Full
 from .gaussian import ONLY, Blocks, Gaussian, event, unwrap
+from .target import Target, each_of
 
 SOURCES = ("hessian", "gauss-newton", "empirical-fisher", "gradient-outer-product", "reparametrization", "reinforce")
 """Names of the curvature estimates."""
 FROM_MODEL = {"gauss-newton": "gauss_newton", "empirical-fisher": "empirical_fisher"}
 """Estimates that ``log_joint`` must bring along, as methods like those of ``eigenstep.inference.Supervised``."""
-
-
-class NotFinite(ArithmeticError):
-    """The objective or a derivative is NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -50,74 +47,6 @@ class Estimate:
     gradients: Blocks
     curvatures: dict[str, Curvature]
     damping: float = 0.0
-
-
-class Target:
-    """``l = -log_joint`` with its derivatives at many points, and a count of what was computed.
-
-    A Hessian counts as one gradient for each parameter, a Gauss-Newton matrix as one for each output of the model.
-    """
-
-    def __init__(self, log_joint: Callable[[Any], Tensor], vectorize: bool = True) -> None:
-        """Wrap a function of the parameters; with ``vectorize`` it is mapped over points by ``torch.func.vmap``."""
-        self.log_joint = self.model = log_joint
-        self.vectorize = vectorize
-        self.nfev = self.ngrad = 0
-
-    def refresh(self) -> None:
-        """Draw a new minibatch, if ``log_joint`` has a method ``draw`` that returns a function for it."""
-        draw = getattr(self.log_joint, "draw", None)
-        self.model = draw() if draw else self.log_joint
-
-    def loss(self, blocks: Blocks) -> Tensor:
-        """Return ``l`` at one point."""
-        value = self.model(unwrap(blocks))
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"log_joint must return one number as a tensor, got {shape}")
-        return -value.reshape(())
-
-    def values(self, points: Blocks) -> Tensor:
-        """Return ``l`` at points along the first axis, shape ``(K,)``."""
-        with torch.no_grad():
-            values = self._map(self.loss, points)
-        self.nfev += len(values)
-        return _finite(values, "log_joint")
-
-    def gradients(self, points: Blocks, check: bool = True) -> tuple[Tensor, Blocks]:
-        """Return ``l`` and its gradients at points along the first axis."""
-        gradients, values = self._map(grad_and_value(self.loss), points)
-        self.ngrad += len(values)
-        if not check:
-            return values.detach(), {name: g.detach() for name, g in gradients.items()}
-        _finite(values, "log_joint")
-        return values.detach(), {
-            name: _finite(g.detach(), "the gradient of log_joint") for name, g in gradients.items()
-        }
-
-    def mean_hessian(self, points: Blocks, name: str) -> Dense:
-        """Return the mean Hessian of ``l`` with respect to one block."""
-        mean = points[name].mean(0)
-
-        def shifted(tensor: Tensor) -> Tensor:
-            """The mean of ``l`` over all points, moved so that their mean is ``tensor`` in this block."""
-            return self._map(self.loss, {**points, name: points[name] - mean + tensor}).mean()
-
-        try:
-            found = hessian(shifted, mean)
-        except ValueError as error:
-            raise NotFinite(f"the Hessian of log_joint cannot be used: {error}") from error
-        self.ngrad += len(points[name]) * mean.numel()
-        return found
-
-    def _map(self, function: Callable[[Blocks], Any], points: Blocks) -> Any:
-        if self.vectorize:
-            return vmap(function, randomness="same")(points)
-        results = [function(at) for at in _each(points)]
-        if isinstance(results[0], Tensor):
-            return torch.stack(results)
-        gradients, values = zip(*results, strict=True)
-        return {name: torch.stack([g[name] for g in gradients]) for name in points}, torch.stack(values)
 
 
 def estimate(
@@ -157,6 +86,21 @@ def estimate(
     events = {name: event(q.precisions[name], g) for name, g in gradients.items()}
     curvatures, damping = _curvatures(target, q, source, half if pairs else None, points, events)
     return Estimate(value, error, aim, {n: g.mean(0) for n, g in events.items()}, curvatures, damping)
+
+
+def combine(estimates: Sequence[Estimate]) -> Estimate:
+    """Return the mean of estimates from independent points."""
+    if len(estimates) == 1:
+        return estimates[0]
+    count, first = len(estimates), estimates[0]
+    return replace(
+        first,
+        value=sum(each.value for each in estimates) / count,
+        error=math.hypot(*(each.error for each in estimates)) / count,
+        objective=sum(each.objective for each in estimates) / count,
+        gradients={name: torch.stack([each.gradients[name] for each in estimates]).mean(0) for name in first.gradients},
+        curvatures={name: _mean([each.curvatures[name] for each in estimates]) for name in first.curvatures},
+    )
 
 
 def elbo(
@@ -221,12 +165,12 @@ def _curvatures(
             return {name: gradient_outer_product(gradients[name][0]) for name in names}, 0.0
         return {name: _outer_products(q.precisions[name], half[name], gradients[name]) for name in names}, 0.0
     if callable(source):
-        each = [_as_dict(source(unwrap(at)), names) for at in _each(points)]
-        return {name: _mean([found[name] for found in each], q.precisions[name]) for name in names}, 0.0
+        each = [_as_dict(source(unwrap(at)), names) for at in each_of(points)]
+        return {name: _mean([_fitted(found[name], q.precisions[name]) for found in each]) for name in names}, 0.0
     model: Any = target.model
     target.ngrad += len(points[names[0]]) * (model.outputs if source == "gauss-newton" else 1)
     found = _as_dict(getattr(model, FROM_MODEL[source])(unwrap(points)), names)
-    return {name: _mean([found[name]], q.precisions[name]) for name in names}, model.prior_precision
+    return {name: _fitted(found[name], q.precisions[name]) for name in names}, model.prior_precision
 
 
 def _from_values(q: Gaussian, half: Blocks, residuals: Tensor) -> tuple[Blocks, dict[str, Curvature]]:
@@ -261,14 +205,34 @@ def _plus_precision(curvature: OuterProducts) -> OuterProducts:
     return replace(curvature, shift=curvature.shift + 1.0)
 
 
-def _mean(found: list[Curvature], S: SPD) -> Curvature:
-    first = found[0]
-    if isinstance(first, Dense):
-        return Dense(torch.stack([each.matrix for each in found if isinstance(each, Dense)]).mean(0))
+def _mean(found: Sequence[Curvature]) -> Curvature:
+    """Return the mean of curvatures of the same kind."""
+    dense = [each for each in found if isinstance(each, Dense)]
+    if len(dense) == len(found):
+        return Dense(torch.stack([each.matrix for each in dense]).mean(0))
     products = [each for each in found if isinstance(each, OuterProducts)]
-    if len(products) != len(found) or any(each.weights is not None or each.shift for each in products):
-        raise TypeError("curvature functions must return Dense, or OuterProducts without weights and shift")
-    return OuterProducts(event(S, torch.cat([each.vectors for each in products])) / len(found) ** 0.5)
+    if len(products) != len(found):
+        raise TypeError("curvature must be Dense at all points, or OuterProducts at all points")
+    weights = [each.vectors.new_ones(len(each.vectors)) if each.weights is None else each.weights for each in products]
+    return OuterProducts(
+        torch.cat([each.vectors for each in products]),
+        torch.cat(weights) / len(found),
+        shift=sum(each.shift for each in products) / len(found),
+        semidefinite=all(each.semidefinite for each in products),
+    )
+
+
+def _fitted(curvature: Curvature, S: SPD) -> Curvature:
+    """Return curvature with vectors in the shape that ``S`` acts on, summed up where there are more than a matrix has.
+
+    The examples of a model give as many vectors at every point; they would fill the memory.
+    """
+    if isinstance(curvature, Dense):
+        return curvature
+    vectors = event(S, curvature.vectors)
+    if isinstance(S, Full) and curvature.weights is None and not curvature.shift and len(vectors) > S.sizes[0]:
+        return Dense(symmetrize(vectors.mT @ vectors), semidefinite=True)
+    return replace(curvature, vectors=vectors)
 
 
 def _as_dict(curvature: Any, names: list[str]) -> Mapping[str, Curvature]:
@@ -276,16 +240,3 @@ def _as_dict(curvature: Any, names: list[str]) -> Mapping[str, Curvature]:
     if not isinstance(found, Mapping) or set(found) != set(names):
         raise TypeError(f"curvature must return Dense or OuterProducts, or a dictionary of them for {names}")
     return found
-
-
-def _each(points: Blocks) -> list[Blocks]:
-    count = len(next(iter(points.values())))
-    return [{name: tensor[at] for name, tensor in points.items()} for at in range(count)]
-
-
-def _finite(tensor: Tensor, what: str) -> Tensor:
-    if not torch.isfinite(tensor).all():
-        raise NotFinite(
-            f"{what} is NaN or infinite at {int((~torch.isfinite(tensor)).sum())} of {tensor.numel()} entries"
-        )
-    return tensor

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..checks import check_function, check_number, check_size
-from .estimates import Target
 from .gaussian import Blocks, Gaussian, Parameters, event, unwrap
+from .target import Target
 
 
 @dataclass(frozen=True)
