@@ -25,7 +25,8 @@ class Local(SPD):
 
     Differentiable: ``matmul``, ``solve``, ``dense``, ``logdet``, ``trace``, ``sample``, ``log_prob``, and functions of
     ``spectrum`` that do not depend on the order of the eigenvalues. Not differentiable: ``rotate`` and ``unrotate``,
-    because eigenvectors of equal eigenvalues are not unique.
+    because eigenvectors of equal eigenvalues are not unique. Gradients are exact, second derivatives are not: powers of
+    ``S`` are expanded to first order in the coordinates.
     """
 
     def __init__(self, base: SPD, tangents: Sequence[Tensor], log_scale: Tensor | None = None) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from ..checks import check_beside, check_finite, check_function, check_number, check_size
+from ..progress import bar
 from ..spd import SPD
 from .directions import METHODS
 from .point import Euclidean, Point
 from .retractions import Retraction
-from .walks import Ending, Evaluation, Objective, follow, search
+from .walks import Ending, Objective, follow, search
 
 
 class Iterate(NamedTuple):
@@ -134,7 +134,7 @@ def minimize_spd(
         counts = objective.ngrad, objective.nfev
         return Result(best.point, best.value, *counts, ending.message, ending.success, history)
 
-    with _bar(max_iter, progress) as show:
+    with bar(max_iter, progress) as show:
         while ending is None:
             try:
                 current, gradient = next(walk)
@@ -144,7 +144,7 @@ def minimize_spd(
             norm = gradient.norm().item()
             history.append(Iterate(current.value, norm, objective.ngrad, objective.nfev))
             best = current if lr is not None or current.value <= best.value else best
-            show(current, norm)
+            show(len(history), f"value {current.value:.8g}, gradient {norm:.2e}")
             if not math.isfinite(norm):
                 ending = Ending("the gradient is not finite", success=False)
             elif norm <= gtol:
@@ -188,32 +188,3 @@ def _check_options(
     check_size(max_iter, "max_iter")
     if callback is not None:
         check_function(callback, "callback")
-
-
-def _bar(max_iter: int, wanted: bool) -> AbstractContextManager[Callable[[Evaluation, float], None]]:
-    """Return a progress bar, to be told about each point; a silent one unless it is wanted."""
-    if not wanted:
-        return nullcontext(lambda *_: None)
-    return _Bar(max_iter)
-
-
-class _Bar:
-    """A progress bar that shows the value and the gradient norm."""
-
-    def __init__(self, max_iter: int) -> None:
-        try:
-            from rich.progress import Progress
-        except ImportError as error:
-            raise ImportError("progress=True needs the package rich: pip install 'eigenstep[experiments]'") from error
-        self._progress: Any = Progress()
-        self._task = self._progress.add_task("starting", total=max_iter)
-
-    def __enter__(self) -> Callable[[Evaluation, float], None]:
-        self._progress.start()
-        return self._show
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def _show(self, current: Evaluation, norm: float) -> None:
-        self._progress.update(self._task, advance=1, description=f"value {current.value:.8g}, gradient {norm:.2e}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..checks import check_function
+from ..progress import bar
 from .evaluation import Evaluator, Point
 from .history import History
 from .search import Search
@@ -95,11 +95,11 @@ def run(
     if callback is not None:
         check_function(callback, "callback")
     evaluate = Evaluator(fun, batched=batched, executor=executor, timeout=timeout)
-    with _bar(search, progress) as show:
+    with bar(search.max_evals, progress) as show:
         while search.stop() is None:
             points = search.ask()
             search.tell(points, evaluate(points))
-            show(search)
+            show(search.evaluations, f"value {search.best_fun:.6g}, σ {search.sigma:.1e}")
             if callback is not None and callback(search) is True:
                 search.end("callback")
     return _result(search, evaluate)
@@ -130,31 +130,3 @@ def _result(search: Search, evaluate: Evaluator) -> Result:
         first_failure=evaluate.first_failure,
         history=search.history,
     )
-
-
-def _bar(search: Search, wanted: bool) -> AbstractContextManager[Callable[[Search], None]]:
-    """Return a progress bar, to be told after each generation; a silent one unless it is wanted."""
-    return _Bar(search) if wanted else nullcontext(lambda _: None)
-
-
-class _Bar:
-    """A progress bar over the evaluations that shows the best value and the step size."""
-
-    def __init__(self, search: Search) -> None:
-        try:
-            from rich.progress import Progress
-        except ImportError as error:
-            raise ImportError("progress=True needs the package rich: pip install 'eigenstep[experiments]'") from error
-        self._progress = Progress()
-        self._task = self._progress.add_task("starting", total=search.max_evals, completed=search.evaluations)
-
-    def __enter__(self) -> Callable[[Search], None]:
-        self._progress.start()
-        return self._show
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def _show(self, search: Search) -> None:
-        text = f"value {search.best_fun:.6g}, σ {search.sigma:.1e}"
-        self._progress.update(self._task, completed=search.evaluations, description=text)
