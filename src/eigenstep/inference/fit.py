@@ -24,6 +24,8 @@ from .target import Target
 
 POINTS = {"reparametrization": 2, "gradient-outer-product": 8, "reinforce": 32}
 """Points for each parameter, by default, where curvature comes from differences between points."""
+AT_ONCE = 64
+"""Points that are evaluated together, or ``samples`` if that is more."""
 LEAST = {"reparametrization": 2, "reinforce": 4}
 """The fewest points that curvature can be estimated from."""
 
@@ -69,11 +71,11 @@ def fit_gaussian(
             - "gradient-outer-product": ``E_q[g g^T]``, biased unless the posterior is Gaussian;
             - "empirical-fisher": sum over examples of their gradients' outer products, biased as well;
             - a function of the parameters that returns ``Dense`` or ``OuterProducts``.
-        samples: how many points are drawn from the Gaussian at once, an even number; 0 evaluates all at the mean
-            instead (the paper's delta approximation), which gives Laplace's approximation. The first step takes twice
-            as many, and the number doubles whenever noise outweighs what is left to learn. Default: 8 for "hessian"
-            and the like, for each parameter 2 for "reparametrization", 8 for "gradient-outer-product" and 32 for
-            "reinforce".
+        samples: how many points are drawn from the Gaussian, an even number; 0 evaluates all at the mean instead (the
+            paper's delta approximation), which gives Laplace's approximation. The first step takes twice as many, and
+            the number doubles whenever noise outweighs what is left to learn. At most this many are evaluated at once,
+            or 64 if that is more. Default: 8 for "hessian" and the like, for each parameter 2 for "reparametrization",
+            8 for "gradient-outer-product" and 32 for "reinforce".
         max_samples: the most points of a step; a fit that would need more ends there without success.
         lr: the paper's beta: a number for all steps or a function of the number of the step; each step then takes
             ``samples`` points. By default it is 1 for ``samples=0`` and 1/2 otherwise, and less where steps overshoot.
@@ -103,8 +105,9 @@ def fit_gaussian(
     generator = torch.Generator(q.device).manual_seed(seed)
 
     def look(at: Gaussian, lots: int) -> Estimate:
-        # One lot after the other, because derivatives at many points take much memory.
-        return combine([estimate(target, at, curvature, samples, generator) for _ in range(lots)])
+        # Few points at once waste time, many take much memory.
+        joined = max(n for n in (1, 2, 4, 8, 16, 32) if lots % n == 0 and (n == 1 or n * samples <= AT_ONCE))
+        return combine([estimate(target, at, curvature, joined * samples, generator) for _ in range(lots // joined)])
 
     return descend(
         look,
