@@ -37,7 +37,7 @@ DTYPES = (torch.float32, torch.float64)
 def combinations(world: int) -> list[tuple[str, str, torch.dtype]]:
     """List network, way of sharing the work and number format of what is trained on so many ranks."""
     whole = [("net", kind, dtype) for kind in KINDS[world] for dtype in DTYPES]
-    single = [("one", kind, torch.float64) for kind in KINDS[world]]
+    single = [("one", kind, dtype) for kind in KINDS[world] for dtype in DTYPES]
     return [key for key in whole + single if key[1] != "sideways" or key == ("net", "sideways", torch.float64)]
 
 
@@ -295,7 +295,11 @@ def runs(place: Path) -> Any:
         run_settings(place)
     dist.barrier()
     for way in ("ddp", "fsdp2"):
-        trainer.train(run_settings(place, parallel=way), place / way)
+        for optimizer in ("spectral", "adamw"):
+            trainer.train(run_settings(place, parallel=way, optimizer=optimizer), place / f"{optimizer}-{way}")
+    settings, asked = run_settings(place, parallel="fsdp2"), dist.get_rank() == 1
+    assert trainer.train(settings, place / "stopped", stop=lambda: asked).step == 1
+    assert trainer.train(settings, place / "stopped").step == 8
     with pytest.raises(UserError, match="batch must be a multiple of 2 processes, got 9"):
         trainer.train(run_settings(place, batch=9), place / "odd")
     with pytest.raises(UserError, match="muon cannot step sharded weights"):

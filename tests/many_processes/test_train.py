@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from eigenstep.experiments import checkpoint, trainer
+from eigenstep.experiments.console import UserError
 
 from .checks import NETWORK, RUN, run_settings
 from .conftest import Results
@@ -38,35 +39,57 @@ def difference(mine: Path, theirs: Path) -> float:
     return distance(*kept)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, undisturbed: Path) -> Path:
-    """The same run by one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    trainer.train(run_settings(undisturbed), folder)
+@pytest.fixture(scope="module", params=["spectral", "adamw"])
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, undisturbed: Path) -> Path:
+    """The same run by one process; the folder has the optimizer's name."""
+    folder = tmp_path_factory.mktemp("alone") / request.param
+    trainer.train(run_settings(undisturbed, optimizer=request.param), folder)
     return folder
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
 def test_two_processes_train_as_one(undisturbed: Path, alone: Path, way: str) -> None:
-    assert difference(undisturbed / way, alone) <= 1e-5
-    logs = [list(csv.DictReader((folder / "log.csv").open())) for folder in (undisturbed / way, alone)]
+    both = undisturbed / f"{alone.name}-{way}"
+    assert difference(both, alone) <= 1e-5
+    logs = [list(csv.DictReader((folder / "log.csv").open())) for folder in (both, alone)]
     assert len(logs[0]) == 2
     for ours, theirs in zip(*logs, strict=True):
         for name in ("step", "loss", "lr", "test_loss"):
             if theirs[name]:
                 assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-6)
-    names = sorted(path.name for path in (undisturbed / way).glob("*step-*"))
-    assert names == ["step-000000006.dcp", "step-000000008.dcp"]
+    ending = "pt" if both.name == "adamw-ddp" else "dcp"  # there the first process has everything
+    names = sorted(path.name for path in both.glob("*step-*"))
+    assert names == [f"step-000000006.{ending}", f"step-000000008.{ending}"]
+
+
+def as_of_step_6(run: Path, folder: Path) -> Path:
+    """Copy a run, and take away what it did after step 6."""
+    shutil.copytree(run, folder)
+    for name in ("model.pt", "result.json"):
+        (folder / name).unlink()
+    checkpoint.delete(checkpoint.list_checkpoints(folder)[-1])
+    return folder
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
 def test_one_process_goes_on(undisturbed: Path, alone: Path, tmp_path: Path, way: str) -> None:
-    shutil.copytree(undisturbed / way, tmp_path / "run")
-    for name in ("model.pt", "result.json"):
-        (tmp_path / "run" / name).unlink()
-    checkpoint.delete(tmp_path / "run" / "step-000000008.dcp")
-    trainer.train(run_settings(undisturbed), tmp_path / "run")
-    assert difference(tmp_path / "run", alone) <= 1e-5
+    run = as_of_step_6(undisturbed / f"{alone.name}-{way}", tmp_path / "run")
+    trainer.train(run_settings(undisturbed, optimizer=alone.name), run)
+    assert difference(run, alone) <= 1e-5
+
+
+@pytest.mark.parametrize("file", [".metadata", "__1_0.distcp"])
+def test_damaged_checkpoints(undisturbed: Path, tmp_path: Path, file: str) -> None:
+    run = as_of_step_6(undisturbed / "spectral-fsdp2", tmp_path / "run")
+    damaged = run / "step-000000006.dcp" / file
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"step-000000006.dcp is damaged .*: delete it and repeat the command"):
+        trainer.train(run_settings(undisturbed), run)
+
+
+def test_stopped_processes_go_on(undisturbed: Path) -> None:
+    mine, theirs = weights(undisturbed / "stopped"), weights(undisturbed / "spectral-fsdp2")
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.parametrize(("way", "place", "at"), [("ddp", "step", 5), ("fsdp2", "save", 2)])
@@ -90,7 +113,7 @@ def test_a_killed_process_changes_nothing(undisturbed: Path, tmp_path: Path, way
     assert (tmp_path / "killed").exists()
     assert "exitcode: -9" in printed
     assert "Going on with the run" in printed
-    mine, theirs = weights(tmp_path / "run"), weights(undisturbed / way)
+    mine, theirs = weights(tmp_path / "run"), weights(undisturbed / f"spectral-{way}")
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == 8

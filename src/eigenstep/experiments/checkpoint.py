@@ -77,13 +77,16 @@ def load(path: Path) -> dict[str, Any]:
     except Exception as error:  # a damaged file can make a decoder raise anything
         if isinstance(error, PermissionError):
             raise UserError(f"{path} cannot be read: {error}") from error
-        others = [other.name for other in list_checkpoints(path.parent) if other < path]
-        instead = f"go on from {others[-1]}" if others else "begin anew"
-        raise UserError(
-            f"the checkpoint {path} is damaged ({str(error).splitlines()[0]}): "
-            f"delete it and repeat the command to {instead}"
-        ) from error
+        raise damaged(path, error) from error
     return content
+
+
+def damaged(path: Path, error: BaseException) -> UserError:
+    """Return an error that says that a checkpoint cannot be read, and what to do."""
+    others = [other.name for other in list_checkpoints(path.parent) if other.stem < path.stem]
+    instead = f"go on from {others[-1]}" if others else "begin anew"
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return UserError(f"the checkpoint {path} is damaged ({reason}): delete it and repeat the command to {instead}")
 
 
 def _find(name: str) -> Any:

@@ -19,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
 from ..optim import Spectral
+from .checkpoint import damaged
 from .console import UserError
 
 
@@ -146,10 +147,8 @@ def save(path: Path, team: Team, model: nn.Module, optimizer: Optimizer, progres
 def load(path: Path, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]) -> dict[str, Any]:
     """Load a checkpoint that any number of processes wrote, and return the progress that was saved with it."""
     from torch.distributed.checkpoint import state_dict
-    from torch.distributed.checkpoint.state_dict_loader import load as read
 
-    found = _state(model, optimizer, progress)
-    read(found, checkpoint_id=path)
+    found = _read(path, _state(model, optimizer, progress))
     state_dict.set_model_state_dict(model, found["model"])
     state_dict.set_optimizer_state_dict(model, optimizer, found["optimizer"])
     saved: dict[str, Any] = found["progress"]
@@ -157,18 +156,23 @@ def load(path: Path, model: nn.Module, optimizer: Optimizer, progress: dict[str,
 
 
 def peek(path: Path, name: str) -> Any:
-    """Read one entry of the progress of a checkpoint, before anything is changed; a damaged one gives an error."""
+    """Read one entry of the progress of a checkpoint, before anything is changed."""
+    return _read(path, {"progress": {name: None}})["progress"][name]
+
+
+def _read(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what is in a checkpoint; a damaged one gives an error that says what to do."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load as read
 
-    found: dict[str, Any] = {"progress": {name: None}}
     try:
-        read(found, checkpoint_id=path)
+        read(content, checkpoint_id=path)
+    except CheckpointException as error:  # what went wrong on each rank
+        reason, _ = next(iter(error.failures.values()))
+        raise damaged(path, reason) from error
     except Exception as error:  # a damaged file can make a decoder raise anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"the checkpoint {path} is damaged ({reason}): delete it and repeat the command to go on from an older one"
-        ) from error
-    return found["progress"][name]
+        raise damaged(path, error) from error
+    return content
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
