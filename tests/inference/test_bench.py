@@ -11,8 +11,10 @@ import torch
 
 from eigenstep import cli
 from eigenstep.experiments.bench import inference
+from eigenstep.experiments.bench.inference_fits import linearized
 from eigenstep.experiments.bench.inference_quadrature import Quadrature as BenchQuadrature
-from eigenstep.inference import Gaussian
+from eigenstep.inference import Gaussian, classifier
+from eigenstep.inference.models import predictive
 
 from .problems import Quadrature, small_logistic
 
@@ -38,6 +40,21 @@ def test_the_reference_is_the_best_gaussian() -> None:
     torch.testing.assert_close(best.covariance(), covariance)
     assert exact.elbo(best) == pytest.approx(other.elbo(mean, covariance))
     assert exact.gap(best, Gaussian.start(mean + 0.01, best.precision)) > 0
+
+
+def test_the_linear_part_of_a_network() -> None:
+    """Shifts by ``h`` and ``h / 2``: the error of the linear part falls to a quarter."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.Linear(2, 2))
+    x = torch.randn(5, 3)
+    model, start = classifier(net, x, torch.tensor([0, 1, 1, 0, 1]))
+    flat, shift = linearized(model, start), {name: torch.randn_like(tensor) for name, tensor in start.items()}
+
+    def error(h: float) -> float:
+        points = {name: (tensor + h * shift[name])[None] for name, tensor in start.items()}
+        return (predictive(flat, points, x) - predictive(model, points, x)).norm().item()
+
+    assert error(0.0) == 0.0
+    assert error(1e-3) / error(5e-4) == pytest.approx(4.0, rel=0.02)
 
 
 def test_impossible_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,7 +81,7 @@ def verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:
         yield Verdict(claim, source, "bias", runs[source]["bias"], unbiased, at_least=True)
     for key, ours, theirs in (
         ("logistic", "best Gaussian", "Laplace"),
-        ("network", "variational, full", "Laplace (Gauss-Newton)"),
+        ("network", "variational, full", "Laplace, linearized"),
     ):
         mine, rival = (result[key]["posteriors"][name] for name in (ours, theirs))
         claim = f"{key}: held out at least as good as Laplace"
