@@ -297,6 +297,8 @@ def runs(place: Path) -> Any:
     for way in ("ddp", "fsdp2"):
         for optimizer in ("spectral", "adamw"):
             trainer.train(run_settings(place, parallel=way, optimizer=optimizer), place / f"{optimizer}-{way}")
+        # The same batches in two parts each.
+        trainer.train(run_settings(place, parallel=way, accumulate=2), place / f"parts-{way}")
     settings, asked = run_settings(place, parallel="fsdp2"), dist.get_rank() == 1
     assert trainer.train(settings, place / "stopped", stop=lambda: asked).step == 1
     assert trainer.train(settings, place / "stopped").step == 8

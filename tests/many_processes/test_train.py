@@ -62,6 +62,11 @@ def test_two_processes_train_as_one(undisturbed: Path, alone: Path, way: str) ->
     assert names == [f"step-000000006.{ending}", f"step-000000008.{ending}"]
 
 
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_parts_of_a_batch_add_up(undisturbed: Path, way: str) -> None:
+    assert difference(undisturbed / f"parts-{way}", undisturbed / f"spectral-{way}") <= 1e-5
+
+
 def as_of_step_6(run: Path, folder: Path) -> Path:
     """Copy a run, and take away what it did after step 6."""
     shutil.copytree(run, folder)

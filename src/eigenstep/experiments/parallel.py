@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
 from ..optim import Spectral
@@ -66,6 +65,15 @@ class Team:
             parts = f"{self.size} processes" + (f" times accumulate = {accumulate}" if accumulate > 1 else "")
             raise UserError(f"batch must be a multiple of {parts}, got {batch}")
 
+    def accumulating(self, network: Any, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Return the context of one pass of several whose gradients add up: processes exchange them in the last."""
+        if self.size > 1 and self.way == "ddp" and not last:
+            without: contextlib.AbstractContextManager[None] = network.no_sync()
+            return without
+        if self.size > 1 and self.way == "fsdp2":
+            network.set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
     def part(self, tensor: Tensor) -> Tensor:
         """Return this process's part of a batch."""
         return tensor.chunk(self.size)[self.rank]
@@ -108,6 +116,8 @@ def together(way: str, device: str) -> Iterator[tuple[Team, str]]:
     if (dist.is_available() and dist.is_initialized()) or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Team(way), device
         return
+    from torch.distributed.rendezvous import rendezvous
+
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device not in ("cpu", "cuda"):

@@ -98,9 +98,11 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         parts = settings.accumulate
-        for some_inputs, some_targets in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
-            loss = cross_entropy(self._predict(some_inputs), some_targets, settings.label_smoothing) / parts
-            loss.backward()  # type: ignore[no-untyped-call]
+        chunks = zip(range(1, parts + 1), inputs.chunk(parts), targets.chunk(parts), strict=True)
+        for part, some_inputs, some_targets in chunks:
+            with self.team.accumulating(self.network, last=part == parts):
+                loss = cross_entropy(self._predict(some_inputs), some_targets, settings.label_smoothing) / parts
+                loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         for group, highest in zip(self.optimizer.param_groups, self.highest, strict=True):
             group["lr"] = highest * self.schedule(number)
