@@ -26,7 +26,7 @@ def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(["bench", "inference", "--quick", *options]) == 0
     result = json.loads(target.read_text())["result"]
     assert [asdict(verdict) for verdict in inference.verdicts(result)] == result["verdicts"]
-    assert len(result["verdicts"]) == 17
+    assert len(result["verdicts"]) == 21
     assert (tmp_path / "gap.png").exists()
     assert "Verdicts" in capsys.readouterr().out
 

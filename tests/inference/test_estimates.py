@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eigenstep import Dense, Full, OuterProducts
+from eigenstep import Dense, Diagonal, Full, OuterProducts
 from eigenstep.curvature import project
 from eigenstep.inference import Gaussian, elbo, logistic_regression
 from eigenstep.inference.estimates import Estimate, combine, estimate
@@ -45,6 +45,19 @@ def test_no_bias(source: str) -> None:
     bound = -torch.tensor([each.value for each in found])
     assert bound.mean().item() == pytest.approx(exact.elbo(q.mean, q.covariance()), abs=5 * found[0].error / 10**0.5)
     assert 0.3 < bound.std().item() / found[0].error < 3
+
+
+@pytest.mark.parametrize("S", [Full.from_dense(torch.eye(3).double()), Diagonal(torch.ones(3).double())])
+def test_what_a_model_gives_is_summed_up(S: Full | Diagonal) -> None:
+    inputs, targets = small_logistic()
+    model = logistic_regression(inputs, targets, prior_precision=0.5)
+    q = Gaussian.start(torch.zeros(3), S)
+    found = estimate(Target(model), q, "gauss-newton", 2, torch.Generator().manual_seed(3))
+    half = q.deviations(1, torch.Generator().manual_seed(3))[ONLY]
+    raw = model.gauss_newton(torch.cat([half, -half]))
+    assert isinstance(raw, OuterProducts)
+    assert isinstance(found.curvatures[ONLY], Dense)
+    torch.testing.assert_close(project(S, found.curvatures[ONLY]), project(S, raw))
 
 
 @pytest.mark.parametrize("source", [*UNBIASED, "gradient-outer-product"])

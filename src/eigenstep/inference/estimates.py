@@ -18,7 +18,7 @@ from torch import Tensor
 from ..curvature import Curvature, Dense, OuterProducts
 from ..linalg import symmetrize
 from ..sources import gradient_outer_product, reinforce, reparametrization
-from ..spd import SPD, Full
+from ..spd import SPD, Diagonal, Full
 from .gaussian import ONLY, Blocks, Gaussian, event, unwrap
 from .target import Target, each_of
 
@@ -230,8 +230,11 @@ def _fitted(curvature: Curvature, S: SPD) -> Curvature:
     if isinstance(curvature, Dense):
         return curvature
     vectors = event(S, curvature.vectors)
-    if isinstance(S, Full) and curvature.weights is None and not curvature.shift and len(vectors) > S.sizes[0]:
-        return Dense(symmetrize(vectors.mT @ vectors), semidefinite=True)
+    if curvature.weights is None and not curvature.shift and len(vectors) > S.sizes[0]:
+        if isinstance(S, Full):
+            return Dense(symmetrize(vectors.mT @ vectors), semidefinite=True)
+        if isinstance(S, Diagonal):  # which learns from the diagonal alone
+            return Dense(torch.diag(vectors.square().sum(0)), semidefinite=True)
     return replace(curvature, vectors=vectors)
 
 

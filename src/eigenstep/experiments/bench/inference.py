@@ -90,6 +90,13 @@ def verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:
         claim = f"{key}: calibrated at least as well as Laplace"
         difference = mine["calibration_error"] - rival["calibration_error"]
         yield Verdict(claim, ours, "difference of calibration errors", difference, 0.0)
+        alone, truth = (result[key]["posteriors"][name] for name in ("mode alone", "Monte Carlo"))
+        claim = f"{key}: held out at least as good as the mode alone"
+        difference = mine["log_likelihood"] - alone["log_likelihood"]
+        yield Verdict(claim, ours, "difference of log-likelihoods", difference, 0.0, at_least=True)
+        claim = f"{key}: closer to the predictions of Monte Carlo than Laplace"
+        near, far = (abs(each["log_likelihood"] - truth["log_likelihood"]) for each in (mine, rival))
+        yield Verdict(claim, ours, "distance of log-likelihoods", near, far)
         claim, rhat = f"{key}: Monte Carlo has converged", result[key]["monte_carlo"]["rhat"]
         yield Verdict(claim, "Monte Carlo", "worst R-hat", rhat, BARS["rhat"])
 

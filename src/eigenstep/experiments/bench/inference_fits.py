@@ -137,7 +137,7 @@ def network(draws: int, chains: int, steps: int) -> dict[str, Any]:
     net = torch.nn.Sequential(torch.nn.Linear(x.shape[1], 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
     model, start = classifier(net, x, y, prior_precision=PRIOR)
     options: dict[str, Any] = {"curvature": "gauss-newton", "max_iter": steps}
-    mode = fit_gaussian(model, start, "full", samples=0, **options)
+    mode = fit_gaussian(model, start, "full", curvature="gauss-newton", samples=0, tol=1e-10)
     fits: dict[str, Result] = {"Laplace (Gauss-Newton)": mode}
     for structure in track(("full", "kronecker", "diagonal"), "Network"):
         first = {name: S if structure == "full" else structure for name, S in mode.posterior.precisions.items()}
