@@ -31,6 +31,13 @@ def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "Verdicts" in capsys.readouterr().out
 
 
+def test_published_verdicts_follow_from_published_figures() -> None:
+    result = json.loads((Path(__file__).parents[2] / "docs" / "results" / "inference.json").read_text())["result"]
+    found = list(inference.verdicts(result))
+    assert [asdict(verdict) for verdict in found] == result["verdicts"]
+    assert sum(verdict.holds for verdict in found) == sum(row[-1] == "holds" for row in result["tables"][-1]["rows"])
+
+
 def test_the_reference_is_the_best_gaussian() -> None:
     inputs, targets = small_logistic()
     exact, other = BenchQuadrature(inputs, targets, 0.5), Quadrature(inputs, targets, 0.5)
