@@ -214,12 +214,10 @@ class TestHostileProblems:
         """The Hessian is negative at the start; the best Gaussian has a positive mean Hessian."""
 
         def log_joint(w: Tensor) -> Tensor:
-            return -10 * (w.square() - 1).square().sum()
+            return -2 * (w.square() - 1).square().sum()
 
-        start = Full(torch.eye(2), torch.full((2,), 60.0))
-        found = fit_gaussian(
-            log_joint, torch.tensor([0.01, -0.01]), start, samples=4096, max_samples=2**20, tol=1e-2, exact=exact
-        )
+        start = Full(torch.eye(2), torch.full((2,), 8.0))
+        found = fit_gaussian(log_joint, torch.tensor([0.01, -0.01]), start, samples=1024, tol=1e-2, exact=exact)
         assert found.success
         if exact:
             assert found.history[0].lr < 0.5
@@ -227,7 +225,7 @@ class TestHostileProblems:
 
         def objective(m: Tensor, v: Tensor) -> Tensor:
             """The exact objective of one coordinate with mean m and variance v."""
-            return 10 * (m**4 + 6 * m**2 * v + 3 * v**2 - 2 * (m**2 + v) + 1) - 0.5 * v.log()
+            return 2 * (m**4 + 6 * m**2 * v + 3 * v**2 - 2 * (m**2 + v) + 1) - 0.5 * v.log()
 
         m, v = found.mean[:, None, None], found.posterior.std().square()[:, None, None]  # type: ignore[index, union-attr]
         around = objective(m + torch.linspace(-0.2, 0.2, 41)[:, None], v * torch.logspace(-0.3, 0.3, 41))
