@@ -48,11 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the chosen benchmark, print its tables and, if asked, write what it returned."""
+    origin = versions()  # before anything is written: pictures may go into the repository
     result = args.benchmark(args)
     for table in (result or {}).get("tables", ()):
         print_table(table["title"], table["columns"], table["rows"])
     if args.json and result is not None:
-        write_json(args.json, {"command": args.command, **versions(), "result": result})
+        write_json(args.json, {"command": args.command, **origin, "result": result})
         print(f"Figures written to {args.json}")
 
 
