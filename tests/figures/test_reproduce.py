@@ -247,7 +247,7 @@ def test_all_goes_on_when_one_figure_cannot_be_made(tmp_path, monkeypatch, capsy
 
 def test_missing_devices_and_data_are_named(monkeypatch, capsys, tmp_path):
     assert cli.main(["reproduce", "spd", "--device", "cuda:99", "--directory", str(tmp_path)]) == 2
-    assert "--device cuda:99 cannot be used here" in capsys.readouterr().err
+    assert "device 'cuda:99' cannot be used here" in capsys.readouterr().err
 
     def fail(*_, **__):
         raise UserError("no such data")

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from .bench import commit, versions
+from .building import choose_device
 from .console import UserError, print_table, write_json
 from .figures import FIGURES
 from .report import Section, read_figure, write_figure, write_report
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     """Make the figures, one after the other; one that cannot be made does not stop the others."""
     if args.jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {args.jobs}")
-    device = _device(args.device)
+    device = choose_device(args.device)
     names = list(FIGURES) if args.figure == "all" else [args.figure]
     origin = {"seed": args.seed, "device": args.device, **versions()}
     plans = [plan(name, full=args.full, seed=args.seed) for name in names]
@@ -134,13 +135,3 @@ def make(planned: Section, *, seed: int, device: torch.device) -> Section:
     except UserError as error:
         result = str(error)
     return replace(planned, seconds=time.perf_counter() - start, result=result)
-
-
-def _device(name: str) -> torch.device:
-    """Return the device, or say that there is none."""
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {name} cannot be used here: {str(error).splitlines()[0]}") from error
-    return device
