@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> None:
     if args.figure == "all":
         origin = {"command": args.command, **origin}
         write_report(args.directory / "report.html", sections, origin)
-        tables = [asdict(verdict_table(s.title, s.result.verdicts)) for s in sections if isinstance(s.result, Result)]
+        done = [(f"{s.title} (commit {s.commit})", s.result) for s in sections if isinstance(s.result, Result)]
+        tables = [asdict(verdict_table(title, result.verdicts)) for title, result in done]
         write_json(args.directory / "report.json", {**origin, "result": {"tables": tables}})
         print(f"Everything in one page: {args.directory / 'report.html'}")
     failed = [s.name for s in sections if isinstance(s.result, str)]
