@@ -12,7 +12,7 @@ import pytest
 
 from eigenstep import cli
 from eigenstep.experiments.bench import search, search_bbob
-from eigenstep.experiments.bench.search_peers import PEERS, Counted, Over
+from eigenstep.experiments.bench.search_peers import PEERS, TOLX, Counted, Over
 from eigenstep.experiments.console import UserError
 
 from .problems import sphere
@@ -37,10 +37,10 @@ def test_every_search_stays_within_the_budget_and_stops_at_the_last_target(peer:
     if peer != "eigenstep":
         pytest.importorskip({"pycma": "cma"}.get(peer, peer))
     counted = Counted(lambda x: float(sphere(x)), [1.0, 1e-3], 2000)
-    PEERS[peer](counted, lambda rng: rng.uniform(-1, 1, 3), 0.5, 2000, restarts, 1)
+    PEERS[peer](counted, lambda rng: rng.uniform(-1, 1, 3), 0.5, 2000, restarts, 1, TOLX)
     assert counted.hits[0] <= counted.hits[1] == counted.evaluations < 500
     short = Counted(lambda x: float(sphere(x)), [1e-300], 50)
-    PEERS[peer](short, lambda rng: rng.uniform(-1, 1, 3), 0.5, 50, restarts, 1)
+    PEERS[peer](short, lambda rng: rng.uniform(-1, 1, 3), 0.5, 50, restarts, 1, TOLX)
     assert short.evaluations <= 50
 
 

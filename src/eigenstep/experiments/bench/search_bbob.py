@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..console import UserError, require, write_json
-from .search_peers import PEERS, Array, Counted
+from .search_peers import PEERS, TOLX, Array, Counted
 
 BUDGET = 1000
 """Evaluations per dimension."""
@@ -40,7 +40,8 @@ def run_function(directory: Path, peer: str, function: int, d: int, instances: S
         problem = suite.get_problem_by_function_dimension_instance(function, d, instance)
         least = least_value(problem)
         counted = Counted(problem, [least + target for target in TARGETS], BUDGET * d)
-        PEERS[peer](counted, lambda rng: rng.uniform(-4, 4, d), 2.0, BUDGET * d, "ipop", 100 * function + instance)
+        seed = 100 * function + instance
+        PEERS[peer](counted, lambda rng: rng.uniform(-4, 4, d), 2.0, BUDGET * d, "ipop", seed, TOLX)
         hits.append(counted.hits)
         problem.free()
     write_json(path, hits)

@@ -56,24 +56,30 @@ class Counted:
         return value
 
 
-Peer = Callable[[Counted, Starts, float, int, str | None, int], None]
-"""``peer(function, starts, sigma0, budget, restarts, seed)`` searches until the function is over or it gives up."""
+TOLX = 1e-11
+"""Where the distribution is narrower than this, a run is over: the default of eigenstep and of pycma."""
+Peer = Callable[[Counted, Starts, float, int, str | None, int, float], None]
+"""``peer(function, starts, sigma0, budget, restarts, seed, tolx)`` searches until the function is over or it gives up."""
 
 
-def eigenstep(function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int) -> None:
+def eigenstep(
+    function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int, tolx: float
+) -> None:
     """Run the default method of eigenstep."""
-    search = Search(starts, sigma0, seed=seed, restarts=restarts, max_evals=budget)
+    search = Search(starts, sigma0, seed=seed, restarts=restarts, max_evals=budget, tolx=tolx)
     with contextlib.suppress(Over):
         while not search.stop():
             points = search.ask()
             search.tell(points, [function(point) for point in points])
 
 
-def pycma(function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int) -> None:
+def pycma(
+    function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int, tolx: float
+) -> None:
     """Run ``cma.fmin2`` with its own restarts."""
     cma = require("cma", "peers")
     rng = np.random.default_rng(seed)
-    options = {"verbose": -9, "seed": seed + 1, "maxfevals": budget, "ftarget": -math.inf}
+    options = {"verbose": -9, "seed": seed + 1, "maxfevals": budget, "ftarget": -math.inf, "tolx": tolx}
     with contextlib.suppress(Over), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cma.fmin2(
@@ -86,8 +92,13 @@ def pycma(function: Counted, starts: Starts, sigma0: float, budget: int, restart
         )
 
 
-def cmaes(function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int) -> None:
-    """Run ``cmaes.CMA``, restarted as its documentation does: with twice the population whenever it wants to stop."""
+def cmaes(
+    function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int, tolx: float
+) -> None:
+    """Run ``cmaes.CMA``, restarted as its documentation does: with twice the population whenever it wants to stop.
+
+    When it stops cannot be changed, so ``tolx`` means nothing to it.
+    """
     module = require("cmaes", "peers")
     rng = np.random.default_rng(seed)
     population = None
