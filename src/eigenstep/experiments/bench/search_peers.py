@@ -59,7 +59,7 @@ class Counted:
 TOLX = 1e-11
 """Where the distribution is narrower than this, a run is over: the default of eigenstep and of pycma."""
 Peer = Callable[[Counted, Starts, float, int, str | None, int, float], None]
-"""``peer(function, starts, sigma0, budget, restarts, seed, tolx)`` searches until the function ends it or it gives up."""
+"""``peer(function, starts, sigma0, budget, restarts, seed, tolx)`` searches until one of both gives up."""
 
 
 def eigenstep(
