@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> None:
     columns = ("optimizer", "learning rate", "held-out loss", "held-out error", "optimizer ms", "whole step ms")
     print_table(f"Handwritten digits, a vision transformer, {args.steps} steps", columns, rows)
     draw(records, learned["optimizer"], args.plot)
-    print("Next: `eigenstep doctor` says what this machine can do, `eigenstep bench --help` what can be measured.")
+    print("Next: `eigenstep train` trains on your own data, `eigenstep reproduce all` makes the paper's figures,")
+    print("`eigenstep bench` compares with other optimizers, `eigenstep doctor` says what this machine can do.")
 
 
 def _milliseconds(record: Record) -> list[str]:
