@@ -64,6 +64,26 @@ class TestKnownMethods:
         drive(torch.optim.Adam([twin], lr=LR, betas=(beta1, 0.95), eps=0.0), gs)
         assert_close(w, twin, rtol=0, atol=1e-10)
 
+    def test_nesterov_is_nadam(self) -> None:
+        """After NAdam's warm-up of the momentum, which is over soon with this decay."""
+        w, gs = parameter(9), gradients(9, steps=400)
+        nesterov = drive(Spectral([w], **{**PLAIN, "nesterov": True, "maps": "quadratic"}), gs)
+        twin = torch.optim.NAdam([nn.Parameter(w.detach().clone())], LR, (0.9, 0.95), eps=0.0, momentum_decay=1.0)
+        assert_close(nesterov[-1], drive(twin, gs)[-1], rtol=1e-6, atol=1e-6)
+
+    def test_weight_of_the_newest_gradient(self) -> None:
+        """Quasi-hyperbolic momentum: a mean of two of Adam's steps, with and without momentum."""
+        w, gs = parameter(9), gradients(9)
+        steps = {}
+        for nesterov in (0.0, 0.2, 1.0):
+            twin = nn.Parameter(w.detach().clone())
+            steps[nesterov] = drive(Spectral([twin], **{**PLAIN, "nesterov": nesterov, "maps": "quadratic"}), gs)
+        for mixed, momentum, newest in zip(steps[0.2], steps[0.0], steps[1.0], strict=True):
+            assert_close(mixed, 0.8 * momentum + 0.2 * newest, rtol=1e-9, atol=1e-9)
+        rms = torch.optim.Adam([nn.Parameter(w.detach().clone())], lr=LR, betas=(0.0, 0.95), eps=0.0)
+        for newest, adam in zip(steps[1.0], drive(rms, gs), strict=True):
+            assert_close(newest, adam, rtol=1e-9, atol=1e-9)
+
     def test_weight_decay_is_adamw(self) -> None:
         w, gs = parameter(9), gradients(9)
         twin = nn.Parameter(w.detach().clone())

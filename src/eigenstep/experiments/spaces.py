@@ -27,8 +27,13 @@ Space = Mapping[str, Range | tuple[Any, ...]]
 COMMON: Space = {"lr": Range(1e-4, 3e-2), "weight_decay": Range(1e-3, 1.0)}
 BETAS: Space = {"1-beta1": Range(0.02, 0.3), "1-beta2": Range(1e-3, 0.2)}
 EPS: Space = {"eps": Range(1e-12, 1e-4)}
-NESTEROV: Space = {"nesterov": (True, False)}
-SPECTRAL: Space = {**COMMON, **BETAS, **NESTEROV, "basis_lr": Range(0.02, 0.5), "damping": Range(1e-14, 1e-4)}
+SPECTRAL: Space = {
+    **COMMON,
+    **BETAS,
+    "nesterov": Range(0.05, 0.5),
+    "basis_lr": Range(0.02, 0.5),
+    "damping": Range(1e-14, 1e-4),
+}
 SOAP: Space = {**COMMON, **BETAS, **EPS, "1-shampoo_beta": Range(1e-3, 0.2)}
 
 SPACES: Mapping[str, Space] = {
@@ -36,7 +41,7 @@ SPACES: Mapping[str, Space] = {
     "spectral_fast": SPECTRAL,
     "spectral_paper": {**SPECTRAL, "basis_lr": Range(0.02, 1.9), "decay": (1.0, 0.5), "clip": (0.5, 1.0, 2.0)},
     "adamw": {**COMMON, **BETAS, **EPS},
-    "muon": {**COMMON, **EPS, **NESTEROV, "1-momentum": Range(0.02, 0.3)},
+    "muon": {**COMMON, **EPS, "nesterov": (True, False), "1-momentum": Range(0.02, 0.3)},
     "soap": SOAP,
     "klsoap": SOAP,
     "klshampoo": SOAP,

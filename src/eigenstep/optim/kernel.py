@@ -42,7 +42,7 @@ class Rule:
     maps: str = "quadratic"
     cap: float = 0.5
     reorthonormalize: int = 1
-    nesterov: bool = True
+    nesterov: float | bool = 0.2
     turn_first: bool = False
     start: float = 4.0
     relative_damping: bool = True
@@ -127,8 +127,10 @@ def step(gradient: Tensor, curvature: Tensor | None, state: State, rule: Rule, r
         weight = _spread(_rate(rates.beta1, state["step"], min(rule.start, 1.0)), rotated)
         state["momentum"].lerp_(rotated.to(state["momentum"].dtype), weight.to(state["momentum"].dtype))
         direction = state["momentum"].to(wide)
-        if rule.nesterov:
+        if rule.nesterov is True:
             direction = direction.lerp(rotated, 1 - rates.beta1)
+        elif rule.nesterov:
+            direction = direction.lerp(rotated, rule.nesterov)
 
     samples = rotated[..., None] if curvature is None else _rotate(curvature.to(wide), state)
     samples, past = _whiten(samples, state, rule, rates)

@@ -30,7 +30,6 @@ RANGES: Mapping[str, tuple[float, float]] = {
 POSITIVE: Mapping[str, float] = {"root": float("inf"), "cap": 0.99, "clip": float("inf"), "basis_lr": 2.0}
 """Options that must be greater than 0 (if not ``None``), and their upper limits."""
 FLAGS = (
-    "nesterov",
     "relative_damping",
     "turn_first",
     "residual",
@@ -66,6 +65,8 @@ def check_group(group: Mapping[str, Any]) -> None:
             check_number(group[name], name, 0.0, high)
             if group[name] == 0:
                 raise ValueError(f"{name} must be greater than 0, got {group[name]}")
+    if not isinstance(group["nesterov"], bool):
+        check_number(group["nesterov"], "nesterov", 0.0, 1.0)
     if group["max_ratio"] is not None:
         check_number(group["max_ratio"], "max_ratio", 1.0)
     for name in FLAGS:

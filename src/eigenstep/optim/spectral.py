@@ -53,7 +53,7 @@ class Spectral(Optimizer):
         root: float = 2.0,
         interval: Interval = 2,
         eigenvalues: str = "corrected",
-        nesterov: bool = True,
+        nesterov: float | bool = 0.2,
         clip: float | None = None,
         grafting: str | None = None,
         structure: str = "kronecker",
@@ -96,7 +96,9 @@ class Spectral(Optimizer):
                 ``[(0, 1), (1000, 4)]``, every step at first and every fourth from step 1000 on.
             eigenvalues: "corrected" keeps a second moment for each entry in the eigenbasis; "kronecker" uses products
                 of the two sides' eigenvalues, as the paper does, and needs no memory for them.
-            nesterov: look ahead along the newest gradient.
+            nesterov: weight of the newest gradient in a step, beside the momentum's; 0 or ``False`` for momentum alone,
+                ``True`` for Nesterov's own weight ``1 - betas[0]``. A larger one (quasi-hyperbolic momentum) reacts
+                quickly and still goes on with long strides.
             clip: largest root mean square of a layer's step before the learning rate; ``None`` for no limit.
             grafting: give each layer's step the size of the step of "adam" or "rms" (RMSprop); ``None`` for neither.
             structure: "kronecker"; "axes" for one factor per axis of tensors with more than two; "full" for one
