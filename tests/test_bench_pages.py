@@ -76,6 +76,15 @@ def test_training_verdicts() -> None:
     assert ("at least as good as muon", "spectral_fast") not in found, "not measured"
 
 
+def test_long_runs_take_the_best_rates_of_the_grid() -> None:
+    found = row("task", "soap", 1.0, lr=0.01, other=2.0)
+    found["loss_by_lr"]["0.03"] = 1.5
+    assert training.best_rates(found, 2) == [0.01, 0.03]
+    assert training.best_rates(found, 1) == [0.01]
+    long = [row("task", "spectral", 1.0), row("task", "adamw", 5.0, lr=0.1)]
+    assert not any("suits AdamW" in v.claim for v in training.verdicts("long", long)), "that rate was not tried"
+
+
 def test_step_verdicts() -> None:
     costs = {"spectral": (5, 1), "soap": (10, 1), "klshampoo": (8, 1), "spectral_fast": (3, 2), "muon": (4, 1)}
     figures = {name: {"ms": ms, "gflop": gflop} for name, (ms, gflop) in costs.items()}

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             Run(row["task"], row["optimizer"], lr, seed, args.long_steps, args.interval)
             for row in summary["grid"]
             if row["optimizer"] in MAIN
-            for lr in sorted(args.lrs, key=lambda lr: row["loss_by_lr"][f"{lr:g}"])[: args.long_lrs]
+            for lr in best_rates(row, args.long_lrs)
             for seed in range(args.long_seeds)
         ]
         long_results = execute(long, args.directory, args.jobs, "Long")
@@ -166,6 +166,12 @@ def summarize(results: dict[Run, dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return sorted(rows, key=lambda row: (row["task"], row["loss"]))
+
+
+def best_rates(row: dict[str, Any], count: int) -> list[float]:
+    """Return the learning rates with the smallest losses in a row of `summarize`, the best first."""
+    losses: dict[str, float] = row["loss_by_lr"]
+    return [float(lr) for lr in sorted(losses, key=losses.__getitem__)[:count]]
 
 
 def _per_step(results: dict[Run, dict[str, Any]], what: str) -> float:
