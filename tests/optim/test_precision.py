@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from eigenstep import Spectral
 from eigenstep.maps import orthogonality_defect
-from eigenstep.optim import kernel
 from eigenstep.optim.rounding import add_stochastically
+from eigenstep.optim.state import Rates, Rule, new_state
 
 
 def defects(optimizer: Spectral) -> Tensor:
@@ -25,15 +25,15 @@ class TestBases:
     @pytest.mark.slow
     def test_defect_over_10_000_steps(self) -> None:
         """Straight on the kernel, half of it with new eigenvectors all the time, so that the bases keep turning."""
-        rule, shape = kernel.Rule(), (2, 1, 16, 12)
+        rule, shape = Rule(), (2, 1, 16, 12)
         options = {"dtype": torch.float32, "basis_dtype": torch.bfloat16, "device": torch.device("cpu")}
-        state = kernel.initial_state(shape, (True, True), rule, momentum=True, residual=False, **options)
-        rates = kernel.Rates(*map(torch.tensor, (0.9, 0.95, 0.1, 1e-10)))
+        state = new_state(shape, (True, True), rule, momentum=True, residual=False, **options)
+        rates = Rates(*map(torch.tensor, (0.9, 0.95, 0.1, 1e-10)))
         roots = torch.randn(2, 1, 16, 16)
         for step in range(10_000):
             if step % 100 == 0:
                 roots[1] = torch.randn(16, 16)
-            kernel.step(roots @ torch.randn(shape), None, state, rule, rates, turn=True)
+            step(roots @ torch.randn(shape), None, state, rule, rates, turn=True)
             if step % 100 == 99:
                 for axis in (0, 1):
                     assert (orthogonality_defect(state[f"basis_{axis}"]) <= 1e-2).all(), f"after {step + 1} steps"

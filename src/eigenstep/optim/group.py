@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import kernel
 from .layout import Layout, plan
 from .options import interval_at
 from .report import matmul_flops
 from .sharding import Candidate
+from .state import Rates, Rule, State, new_state
 
 Group = dict[str, Any]
 
@@ -22,27 +22,25 @@ def layout_of(group: Group, param: Tensor) -> Layout:
     return plan(tuple(param.shape), **options)
 
 
-def rule_of(group: Group) -> kernel.Rule:
+def rule_of(group: Group) -> Rule:
     """Return the options that decide what is computed."""
-    names = kernel.Rule.__dataclass_fields__
-    return kernel.Rule(**{name: group[name] for name in names})
+    names = Rule.__dataclass_fields__
+    return Rule(**{name: group[name] for name in names})
 
 
-def rates_of(group: Group, like: Tensor) -> kernel.Rates:
+def rates_of(group: Group, like: Tensor) -> Rates:
     """Return the numbers of a step, in the number format and on the device of a tensor."""
     beta1, beta2 = group["betas"]
     basis = 1 - beta2 if group["basis_lr"] is None else group["basis_lr"]
     values = (beta1, beta2, basis, group["damping"])
     # Filled in on the device: copying a number to it would wait for it.
-    return kernel.Rates(*(torch.full((), x, dtype=like.dtype, device=like.device) for x in values))
+    return Rates(*(torch.full((), x, dtype=like.dtype, device=like.device) for x in values))
 
 
-def initial_state(
-    group: Group, param: Tensor, layout: Layout, device: torch.device | str | None = None
-) -> kernel.State:
+def initial_state(group: Group, param: Tensor, layout: Layout, device: torch.device | str | None = None) -> State:
     """Return the state of a parameter before its first step."""
     dtype = group["state_dtype"] or (torch.float64 if param.dtype == torch.float64 else torch.float32)
-    return kernel.initial_state(
+    return new_state(
         (layout.pieces, layout.blocks, *layout.sizes),
         layout.full,
         rule_of(group),

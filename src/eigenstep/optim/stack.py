@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .kernel import State
 from .layout import Layout
+from .state import State
 
 ParamState = dict[str, Tensor]
 

@@ -1,0 +1,106 @@
+"""What the optimizer's arithmetic works on: the rule of a stack, its rates, and the tensors it keeps between steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..linalg import accumulation_dtype
+
+State = dict[str, Tensor]
+"""The tensors of one stack, by name; :func:`new_state` tells which."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a step does, fixed for a stack; :class:`eigenstep.Spectral` explains each."""
+
+    root: float = 2.0
+    decay: float = 1.0
+    eigenvalues: str = "corrected"
+    rotation: str = "bounded"
+    gap: float = 0.1
+    maps: str = "quadratic"
+    cap: float = 0.5
+    reorthonormalize: int = 1
+    nesterov: float | bool = 0.2
+    turn_first: bool = False
+    start: float = 4.0
+    relative_damping: bool = True
+    clip: float | None = None
+    grafting: str | None = None
+
+
+class Rates(NamedTuple):
+    """Numbers that may change from step to step; tensors, so that a compiled step need not be compiled anew."""
+
+    beta1: Tensor
+    beta2: Tensor
+    basis: Tensor
+    damping: Tensor
+
+
+def new_state(
+    shape: tuple[int, ...],
+    full: tuple[bool, ...],
+    rule: Rule,
+    *,
+    momentum: bool,
+    residual: bool,
+    dtype: torch.dtype,
+    basis_dtype: torch.dtype,
+    device: torch.device,
+) -> State:
+    """Return the state of a stack before its first gradient: ``B = I``, ``d = 1``, and no scale ``sqrt(alpha)`` yet.
+
+    Args:
+        shape: ``(b, k, n0, ..., nl)`` of the stack.
+        full: for each axis, whether it has a basis; otherwise its factor is diagonal.
+        rule: what the steps will do.
+        momentum: whether to keep a running average of the gradients.
+        residual: whether to keep what the rotations have not yet diagonalized.
+        dtype: number format of everything as large as the gradients.
+        basis_dtype: number format of the bases and residuals.
+        device: where to put the tensors.
+    """
+    wide = accumulation_dtype(dtype)
+    state = {
+        "step": torch.zeros(shape[0], dtype=wide, device=device),
+        "turns": torch.zeros(shape[0], dtype=wide, device=device),
+        "scale": torch.zeros(shape[0], dtype=wide, device=device),
+    }
+    for axis, (size, has_basis) in enumerate(zip(shape[2:], full, strict=True)):
+        eigs = torch.ones(shape[0], shape[1] if axis == 0 else 1, size, dtype=wide, device=device)
+        state[f"eigs_{axis}"] = eigs
+        if has_basis:
+            state[f"basis_{axis}"] = torch.diag_embed(eigs).to(basis_dtype)
+            state[f"speed_{axis}"] = torch.zeros_like(eigs[..., 0])
+            if residual:
+                state[f"memory_{axis}"] = torch.diag_embed(eigs).to(basis_dtype)
+    large = ["momentum"] if momentum else []
+    if rule.eigenvalues == "corrected" and len(full) > 1:
+        large.append("second_moment")
+    if rule.grafting is not None:
+        large.append("graft")
+    for name in large:
+        state[name] = torch.zeros(shape, dtype=dtype, device=device)
+    return state
+
+
+def rate_of(beta: Tensor, time: Tensor, start: float) -> Tensor:
+    """Return the weight of the newest term of a running average at each time 1, 2, ...
+
+    With ``start = 1`` it is ``(1 - beta) / (1 - beta^t)``, Adam's bias correction written as a recursion: the average
+    starts as a mean. Larger values forget the first terms faster, about as ``start / t``; 0 means ``1 - beta`` always.
+    """
+    if start == 0:
+        return (1 - beta).expand_as(time)
+    return (1 - beta) / (1 - beta ** (1 + (time - 1) / start))
+
+
+def spread(values: Tensor, like: Tensor) -> Tensor:
+    """Give one number per stack element as many axes as a stack has."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))
