@@ -33,7 +33,7 @@ class TestBases:
         for step in range(10_000):
             if step % 100 == 0:
                 roots[1] = torch.randn(16, 16)
-            step(roots @ torch.randn(shape), None, state, rule, rates, turn=True)
+            kernel.step(roots @ torch.randn(shape), None, state, rule, rates, turn=True)
             if step % 100 == 99:
                 for axis in (0, 1):
                     assert (orthogonality_defect(state[f"basis_{axis}"]) <= 1e-2).all(), f"after {step + 1} steps"
