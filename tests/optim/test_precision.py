@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from eigenstep import Spectral
 from eigenstep.maps import orthogonality_defect
-from eigenstep.optim.rounding import add_stochastically
 from eigenstep.optim import kernel
+from eigenstep.optim.rounding import add_stochastically
 from eigenstep.optim.state import Rates, Rule, new_state
 
 
