@@ -56,6 +56,14 @@ def test_published_pages_show_the_published_figures(path: Path) -> None:
     assert pages.filled(path.read_text(), path.parent) == path.read_text(), f"run `eigenstep bench pages {path.name}`"
 
 
+@pytest.mark.parametrize("path", sorted((PROJECT / "docs/results").glob("*.json")), ids=lambda p: p.name)
+def test_published_commands_work_in_every_clone(path: Path) -> None:
+    words = json.loads(path.read_text())["command"].split()
+    assert words[:2] == ["eigenstep", "bench"]
+    assert not [word for word in words if word.startswith(("/", "~", ".."))]
+    assert all((PROJECT / word).is_file() for word in words if word.endswith((".json", ".png")))
+
+
 def row(task: str, optimizer: str, loss: float, lr: float = 0.01, other: float = 9.0) -> dict[str, Any]:
     by_lr = {f"{lr:g}": loss, "0.003" if lr == 0.01 else "0.01": other}
     return {"task": task, "optimizer": optimizer, "loss": loss, "lr": lr, "loss_by_lr": by_lr}
