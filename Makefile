@@ -13,13 +13,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.has-all ## See the library's main job at work
+demo: $(VENV)/.has-lab ## See the library's main job at work
 	$(BIN)/eigenstep demo
 
-test: $(VENV)/.has-all $(VENV)/.has-dev $(VENV)/.has-trainers $(VENV)/.has-cluster ## Run every test, in parallel (PYTEST_ARGS="-k name" selects)
+test: $(VENV)/.has-lab $(VENV)/.has-dev $(VENV)/.has-trainers $(VENV)/.has-cluster ## Run every test, in parallel (PYTEST_ARGS="-k name" selects)
 	$(BIN)/pytest -n auto $(PYTEST_ARGS)
 
-lint: $(VENV)/.has-all $(VENV)/.has-dev ## Check style, docstrings, formatting and types
+lint: $(VENV)/.has-lab $(VENV)/.has-dev ## Check style, docstrings, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -28,10 +28,10 @@ format: $(VENV)/.has-dev ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.has-all ## Run the benchmarks; results go to runs/
+bench: $(VENV)/.has-lab ## Run the benchmarks; results go to runs/
 	$(BIN)/eigenstep bench all
 
-figures: $(VENV)/.has-all ## Reproduce the paper's figures, with verdicts; results go to runs/reproduce/
+figures: $(VENV)/.has-lab ## Reproduce the paper's figures, with verdicts; results go to runs/reproduce/
 	$(BIN)/eigenstep reproduce all --quick
 
 docs: $(VENV)/.has-docs ## Build the documentation site into site/
@@ -44,6 +44,11 @@ clean: ## Remove the environment, caches and built files (runs/ stays)
 $(VENV)/.has-torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch numpy
+	@touch $@
+
+# The laboratory, which provides the command line, with everything that it compares with.
+$(VENV)/.has-lab: $(VENV)/.has-plots $(VENV)/.has-search lab/pyproject.toml
+	$(PIP) --editable "lab[peers]"
 	@touch $@
 
 # .has-EXTRA: the package itself, editable, with one extra of pyproject.toml.

@@ -15,8 +15,8 @@ from sklearn.covariance import EmpiricalCovariance, MinCovDet
 from sklearn.datasets import load_wine
 from torch import Tensor
 
-from eigenstep.experiments.console import print_table
 from eigenstep.manifold import Local, Result, minimize_spd
+from eigenstep_lab.console import print_table
 
 
 def wines() -> Tensor:

@@ -15,8 +15,8 @@ from sklearn.covariance import graphical_lasso
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor
 
-from eigenstep.experiments.console import print_table
 from eigenstep.manifold import minimize_spd
+from eigenstep_lab.console import print_table
 
 
 def covariances() -> tuple[Tensor, Tensor]:

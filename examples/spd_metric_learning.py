@@ -17,8 +17,8 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.neighbors import KNeighborsClassifier, NeighborhoodComponentsAnalysis
 from torch import Tensor
 
-from eigenstep.experiments.console import print_table
 from eigenstep.manifold import Local, SPDParameter, minimize_spd
+from eigenstep_lab.console import print_table
 
 Learner = Callable[[Tensor, Tensor], Tensor]
 """Turns data and labels into a matrix `L` after which distances are to be taken."""

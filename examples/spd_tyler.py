@@ -18,8 +18,8 @@ from pymanopt.optimizers import ConjugateGradient
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor
 
-from eigenstep.experiments.console import print_table
 from eigenstep.manifold import Local, minimize_spd
+from eigenstep_lab.console import print_table
 
 
 def tumors() -> Tensor:

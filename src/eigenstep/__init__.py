@@ -9,21 +9,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .curvature import Dense, OuterProducts, project
+    from .core.curvature import Dense, OuterProducts, project
+    from .core.matrices import Diagonal, Full, Identity, Kronecker
+    from .core.step import update
+    from .inference import fit_gaussian
+    from .manifold import SPDParameter, minimize_spd
     from .optim import Spectral
-    from .spd import Diagonal, Full, Identity, Kronecker
+    from .search import minimize
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Dense": "curvature",
-    "OuterProducts": "curvature",
-    "project": "curvature",
-    "Diagonal": "spd",
-    "Full": "spd",
-    "Identity": "spd",
-    "Kronecker": "spd",
+    "Dense": "core.curvature",
+    "OuterProducts": "core.curvature",
+    "project": "core.curvature",
+    "Diagonal": "core.matrices",
+    "Full": "core.matrices",
+    "Identity": "core.matrices",
+    "Kronecker": "core.matrices",
+    "update": "core.step",
     "Spectral": "optim",
+    "minimize": "search",
+    "SPDParameter": "manifold",
+    "minimize_spd": "manifold",
+    "fit_gaussian": "inference",
 }
 
 __all__ = [
@@ -33,8 +42,13 @@ __all__ = [
     "Identity",
     "Kronecker",
     "OuterProducts",
+    "SPDParameter",
     "Spectral",
+    "fit_gaussian",
+    "minimize",
+    "minimize_spd",
     "project",
+    "update",
 ]
 
 

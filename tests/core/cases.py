@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from eigenstep.curvature import Dense, OuterProducts
-from eigenstep.spd import SPD, Diagonal, Full, Identity, Kronecker
+from eigenstep.core.curvature import Dense, OuterProducts
+from eigenstep.core.matrices import SPD, Diagonal, Full, Identity, Kronecker
 
 Batch = Sequence[int]
 

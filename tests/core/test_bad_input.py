@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from eigenstep import sources
-from eigenstep.curvature import Dense, OuterProducts, project
-from eigenstep.maps import truncated_exp
-from eigenstep.spd import Diagonal, Full, Identity, Kronecker
-from eigenstep.update import update
+from eigenstep.core import sources
+from eigenstep.core.curvature import Dense, OuterProducts, project
+from eigenstep.core.maps import truncated_exp
+from eigenstep.core.matrices import Diagonal, Full, Identity, Kronecker
+from eigenstep.core.step import update
 
 from .cases import random_full, random_kronecker, random_spd
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.func import grad, hessian
 from torch.testing import assert_close
 
-from eigenstep.curvature import Dense, OuterProducts, project
-from eigenstep.maps import cayley, exp, inverse_cayley, truncated_exp
-from eigenstep.rotation import Rotation, bounded, moore_penrose
-from eigenstep.spd import Diagonal, Full, Kronecker
-from eigenstep.update import update
+from eigenstep.core.curvature import Dense, OuterProducts, project
+from eigenstep.core.generators import Rotation, bounded, moore_penrose
+from eigenstep.core.maps import cayley, exp, inverse_cayley, truncated_exp
+from eigenstep.core.matrices import Diagonal, Full, Kronecker
+from eigenstep.core.step import update
 
 from .cases import (
     defect,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from eigenstep.curvature import Curvature, Dense, OuterProducts, project
-from eigenstep.spd import SPD, Diagonal, Full, Identity, Kronecker
+from eigenstep.core.curvature import Curvature, Dense, OuterProducts, project
+from eigenstep.core.matrices import SPD, Diagonal, Full, Identity, Kronecker
 
 from .cases import (
     BATCHES,

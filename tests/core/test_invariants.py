@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eigenstep.curvature import Curvature, Dense, OuterProducts, project
-from eigenstep.maps import cayley, truncated_cayley, truncated_exp
-from eigenstep.rotation import Rotation, bounded, moore_penrose, normalized
-from eigenstep.spd import SPD, Diagonal, Full, Identity, Kronecker
-from eigenstep.update import update
+from eigenstep.core.curvature import Curvature, Dense, OuterProducts, project
+from eigenstep.core.generators import Rotation, bounded, moore_penrose, normalized
+from eigenstep.core.maps import cayley, truncated_cayley, truncated_exp
+from eigenstep.core.matrices import SPD, Diagonal, Full, Identity, Kronecker
+from eigenstep.core.step import update
 
 from .cases import defect, random_orthogonal
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eigenstep.maps import orthogonality_defect, truncated_cayley, truncated_exp
-from eigenstep.sources import gradient_outer_product
-from eigenstep.spd import Full, Kronecker
-from eigenstep.update import update
+from eigenstep.core.maps import orthogonality_defect, truncated_cayley, truncated_exp
+from eigenstep.core.matrices import Full, Kronecker
+from eigenstep.core.sources import gradient_outer_product
+from eigenstep.core.step import update
 
 
 def stream(n: int, count: int) -> torch.Tensor:

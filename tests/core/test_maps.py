@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from eigenstep.maps import (
+from eigenstep.core.maps import (
     cayley,
     exp,
     inverse_cayley,

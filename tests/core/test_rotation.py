@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from eigenstep.curvature import Dense
-from eigenstep.maps import cayley
-from eigenstep.rotation import Rotation, bounded, moore_penrose, normalized
-from eigenstep.spd import Full
-from eigenstep.update import update
+from eigenstep.core.curvature import Dense
+from eigenstep.core.generators import Rotation, bounded, moore_penrose, normalized
+from eigenstep.core.maps import cayley
+from eigenstep.core.matrices import Full
+from eigenstep.core.step import update
 
 from .cases import random_spd, random_symmetric, spread_eigs
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.distributions import Categorical, Normal
 from torch.testing import assert_close
 
-from eigenstep import sources
-from eigenstep.curvature import OuterProducts, project
-from eigenstep.rotation import bounded
-from eigenstep.spd import SPD, Kronecker
-from eigenstep.update import update
+from eigenstep.core import sources
+from eigenstep.core.curvature import OuterProducts, project
+from eigenstep.core.generators import bounded
+from eigenstep.core.matrices import SPD, Kronecker
+from eigenstep.core.step import update
 
 from .cases import (
     BATCHES,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from eigenstep.spd import SPD, Diagonal, Full, Identity, Kronecker, centered_exp
+from eigenstep.core.matrices import SPD, Diagonal, Full, Identity, Kronecker, centered_exp
 
 from .cases import (
     BATCHES,

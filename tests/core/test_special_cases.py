@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from eigenstep.curvature import Dense, OuterProducts
-from eigenstep.maps import cayley, exp, truncated_cayley, truncated_exp
-from eigenstep.rotation import Rotation, bounded, moore_penrose, normalized
-from eigenstep.sources import gradient_outer_product, hessian
-from eigenstep.spd import Diagonal, Full, Kronecker
-from eigenstep.update import update
+from eigenstep.core.curvature import Dense, OuterProducts
+from eigenstep.core.generators import Rotation, bounded, moore_penrose, normalized
+from eigenstep.core.maps import cayley, exp, truncated_cayley, truncated_exp
+from eigenstep.core.matrices import Diagonal, Full, Kronecker
+from eigenstep.core.sources import gradient_outer_product, hessian
+from eigenstep.core.step import update
 
 from .cases import (
     random_diagonal,

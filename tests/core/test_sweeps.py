@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from eigenstep.curvature import Dense, OuterProducts, project
-from eigenstep.maps import cayley, truncated_exp
-from eigenstep.rotation import Rotation, bounded
-from eigenstep.spd import Full, Kronecker
-from eigenstep.update import update
+from eigenstep.core.curvature import Dense, OuterProducts, project
+from eigenstep.core.generators import Rotation, bounded
+from eigenstep.core.maps import cayley, truncated_exp
+from eigenstep.core.matrices import Full, Kronecker
+from eigenstep.core.step import update
 
 from .cases import random_full, random_kronecker, random_spd
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from eigenstep.curvature import Dense, OuterProducts, project
-from eigenstep.maps import exp, orthogonality_defect, truncated_cayley, truncated_exp
-from eigenstep.rotation import bounded, moore_penrose
-from eigenstep.spd import SPD, Diagonal, Full, Kronecker
-from eigenstep.update import update
+from eigenstep.core.curvature import Dense, OuterProducts, project
+from eigenstep.core.generators import bounded, moore_penrose
+from eigenstep.core.maps import exp, orthogonality_defect, truncated_cayley, truncated_exp
+from eigenstep.core.matrices import SPD, Diagonal, Full, Kronecker
+from eigenstep.core.step import update
 
 from .cases import (
     BATCHES,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from eigenstep import Dense, Diagonal, Full, OuterProducts
-from eigenstep.curvature import project
+from eigenstep.core.curvature import project
 from eigenstep.inference import Gaussian, elbo, logistic_regression
 from eigenstep.inference.estimates import Estimate, combine, estimate
 from eigenstep.inference.gaussian import ONLY

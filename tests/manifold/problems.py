@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eigenstep import Diagonal, Full, Kronecker
-from eigenstep.spd import SPD
+from eigenstep.core.matrices import SPD
 
 
 def random_spd(n: int, condition: float = 10.0, batch: tuple[int, ...] = ()) -> Tensor:

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eigenstep import Full
-from eigenstep.baselines.rgd import cholesky_step, retraction_step
+from eigenstep.core.generators import moore_penrose
+from eigenstep.core.sources import spd_gradient
+from eigenstep.core.step import update
 from eigenstep.manifold import SPDParameter, minimize_spd
 from eigenstep.manifold.directions import METHODS
 from eigenstep.manifold.retractions import RETRACTIONS
-from eigenstep.rotation import moore_penrose
-from eigenstep.sources import spd_gradient
-from eigenstep.update import update
+from eigenstep_lab.baselines.rgd import cholesky_step, retraction_step
 
 from .problems import log_det, random_spd
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eigenstep import Full, Kronecker
-from eigenstep.manifold.local import Local
+from eigenstep.core.matrices import SPD
 from eigenstep.manifold.point import Euclidean, Point
-from eigenstep.spd import SPD
+from eigenstep.manifold.tangent_view import Local
 
 from .problems import random_spd, structures, symmetric
 

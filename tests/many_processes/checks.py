@@ -20,11 +20,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from eigenstep import Spectral
-from eigenstep.experiments import cost_runs, trainer
-from eigenstep.experiments.console import UserError
-from eigenstep.experiments.settings import Settings
-from eigenstep.optim import sharding
-from eigenstep.optim.rounds import ShardedRound
+from eigenstep.optim.distributed import sharding
+from eigenstep.optim.distributed.collectives import ShardedRound
+from eigenstep_lab import cost_runs, trainer
+from eigenstep_lab.console import UserError
+from eigenstep_lab.settings import Settings
 
 from .cases import BATCH, Net, One, backward, batch, go_on, prepare, resume, state_of, train, weights
 from .ranks import on_ranks

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 RANKS = 4
-PRELOADED = ["eigenstep.experiments.trainer", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+PRELOADED = ["eigenstep_lab.trainer", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
 """Imported once for all ranks; DistributedDataParallel needs the second."""
 
 Check = Callable[[Path], Any]

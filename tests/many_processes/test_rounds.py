@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eigenstep.optim.sharding import Team
+from eigenstep.optim.distributed.sharding import Team
 
 
 class NotedRound:

@@ -15,10 +15,11 @@ from torch.distributions import Categorical
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from eigenstep import Dense, Kronecker, OuterProducts, Spectral, project, sources
-from eigenstep.maps import cayley
-from eigenstep.rotation import bounded
-from eigenstep.update import update
+from eigenstep import Dense, Kronecker, OuterProducts, Spectral, project
+from eigenstep.core import sources
+from eigenstep.core.generators import bounded
+from eigenstep.core.maps import cayley
+from eigenstep.core.step import update
 
 from .problems import Problem, equal
 from .test_reductions import read_matrix
@@ -152,7 +153,7 @@ class TestOracle:
 
 
 class TestSources:
-    """What `eigenstep.sources` returns can be passed on as it is."""
+    """What `eigenstep.core.sources` returns can be passed on as it is."""
 
     def gradients(self) -> tuple[nn.Linear, Tensor, Tensor]:
         layer, x = nn.Linear(6, 4, bias=False), torch.randn(16, 6)

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.testing import assert_close
 
 from eigenstep import Spectral
-from eigenstep.experiments.bench.step import peak_memory
 from eigenstep.optim import kernel
+from eigenstep_lab.bench.step import peak_memory
 
 from .problems import Problem, final
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenstep import Spectral
-from eigenstep.maps import orthogonality_defect
+from eigenstep.core.maps import orthogonality_defect
 from eigenstep.optim import kernel
 from eigenstep.optim.rounding import add_stochastically
 from eigenstep.optim.state import Rates, Rule, new_state

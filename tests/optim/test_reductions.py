@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from eigenstep import Diagonal, Full, Kronecker, OuterProducts, Spectral
-from eigenstep.maps import cayley, exp, truncated_cayley, truncated_exp
+from eigenstep.core.generators import bounded, moore_penrose
+from eigenstep.core.maps import cayley, exp, truncated_cayley, truncated_exp
+from eigenstep.core.step import update
 from eigenstep.optim.layout import plan
-from eigenstep.rotation import bounded, moore_penrose
-from eigenstep.update import update
 
 LR = 0.01
 
@@ -166,7 +166,7 @@ LAYOUT: dict[str, Any] = {"structure": "kronecker", "max_dim": 99, "max_ratio": 
 
 
 class TestCore:
-    """`eigenstep.update.update` on one matrix at a time, by ordinary linear algebra, is the kernel's oracle."""
+    """`eigenstep.update` on one matrix at a time, by ordinary linear algebra, is the kernel's oracle."""
 
     @pytest.mark.parametrize("rotation", ["bounded", "moore_penrose"])
     @pytest.mark.parametrize("maps", ["exact", "truncated"])

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from eigenstep.baselines.nes import ExponentialNES, default_lr, default_population, rank_utilities
-from eigenstep.experiments.functions import FUNCTIONS
 from eigenstep.search import Search
 from eigenstep.search.nes import GAP, PaperNES
+from eigenstep_lab.baselines.nes import ExponentialNES, default_lr, default_population, rank_utilities
+from eigenstep_lab.functions import FUNCTIONS
 
 from .problems import Array, ellipsoid, rosenbrock
 

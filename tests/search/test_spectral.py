@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from eigenstep import maps
-from eigenstep.rotation import bounded
+from eigenstep.core import maps
+from eigenstep.core.generators import bounded
 from eigenstep.search import spectral
 from eigenstep.search.rates import rates
 from eigenstep.search.sampling import mirrored_orthogonal, orthonormal_rows

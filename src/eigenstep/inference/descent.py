@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import check_function, check_number, check_size
-from ..progress import bar
-from ..spd import SPD
+from ..core.checks import check_function, check_number, check_size
+from ..core.matrices import SPD
+from ..core.progress import bar
 from .estimates import Estimate, combine
 from .gaussian import Gaussian, Parameters
 from .steps import NotPositiveDefinite, average, longest_step, tangent_vector

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..checks import check_beside, check_finite, check_function, check_size
-from ..curvature import OuterProducts
-from ..spd import Full
+from ..core.checks import check_beside, check_finite, check_function, check_size
+from ..core.curvature import OuterProducts
+from ..core.matrices import Full
 from .descent import Result, descend
 from .estimates import Estimate, check_samples, elbo_of, objective
 from .gaussian import ONLY, Gaussian

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..curvature import Curvature, Dense, OuterProducts
-from ..linalg import symmetrize
-from ..sources import gradient_outer_product, reinforce, reparametrization
-from ..spd import SPD, Diagonal, Full
+from ..core.curvature import Curvature, Dense, OuterProducts
+from ..core.matrices import SPD, Diagonal, Full
+from ..core.numerics import symmetrize
+from ..core.sources import gradient_outer_product, reinforce, reparametrization
 from .gaussian import ONLY, Blocks, Gaussian, event, unwrap
 from .target import Target, each_of
 

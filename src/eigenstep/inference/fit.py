@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import check_function, check_size
+from ..core.checks import check_function, check_size
 from .descent import Result, descend
 from .estimates import FROM_MODEL, SOURCES, Estimate, check_samples, combine, elbo_of, estimate
 from .gaussian import Gaussian, Parameters

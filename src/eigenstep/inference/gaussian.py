@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..checks import check_beside, check_finite, check_positive, check_size, check_wide
-from ..curvature import factors_of
-from ..spd import SPD, Diagonal, Full, Kronecker
+from ..core.checks import check_beside, check_finite, check_positive, check_size, check_wide
+from ..core.curvature import factors_of
+from ..core.matrices import SPD, Diagonal, Full, Kronecker
 
 Parameters = Tensor | dict[str, Tensor]
 """What a model depends on: one tensor, or named ones."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import check_function, check_number, check_size
+from ..core.checks import check_function, check_number, check_size
 from .gaussian import Blocks, Gaussian, Parameters, event, unwrap
 from .target import Target
 

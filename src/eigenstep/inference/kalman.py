@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..checks import check_beside, check_finite, check_size, check_symmetric
-from ..curvature import Dense, OuterProducts
-from ..spd import Full
+from ..core.checks import check_beside, check_finite, check_size, check_symmetric
+from ..core.curvature import Dense, OuterProducts
+from ..core.matrices import Full
 from .steps import average
 
 

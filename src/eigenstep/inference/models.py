@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy, softplus
 
-from ..checks import check_finite, check_nonempty, check_number, check_size
-from ..curvature import OuterProducts
-from ..sources import gauss_newton
+from ..core.checks import check_finite, check_nonempty, check_number, check_size
+from ..core.curvature import OuterProducts
+from ..core.sources import gauss_newton
 from .gaussian import Blocks, Parameters, as_blocks, unwrap
 
 

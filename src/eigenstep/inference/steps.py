@@ -1,6 +1,6 @@
 """One step of the precision matrix, ``S <- (1 - beta gamma) S + beta H``, and how far it may go.
 
-Both kinds of steps are :func:`eigenstep.update.update` on spectral factors. The exact one turns the basis until the
+Both kinds of steps are :func:`eigenstep.update` on spectral factors. The exact one turns the basis until the
 average is diagonal to rounding, by matrix products and solves alone; the first-order one is the paper's.
 """
 
@@ -14,10 +14,10 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from ..curvature import Curvature, factors_of, project, project_identity
-from ..linalg import diagonal, symmetrize
-from ..spd import SPD, Full, Kronecker
-from ..update import update
+from ..core.curvature import Curvature, factors_of, project, project_identity
+from ..core.matrices import SPD, Full, Kronecker
+from ..core.numerics import diagonal, symmetrize
+from ..core.step import update
 
 Structure = TypeVar("Structure", bound=SPD)
 SWEEPS = (4, 16, 64)

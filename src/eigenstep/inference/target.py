@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from ..curvature import Dense
-from ..sources import hessian
+from ..core.curvature import Dense
+from ..core.sources import hessian
 from .gaussian import Blocks, unwrap
 
 

@@ -1,7 +1,7 @@
 """Optimization over positive-definite matrices in spectral form."""
 
-from .local import Local
 from .minimize import Iterate, Result, minimize_spd
 from .parameter import SPDParameter
+from .tangent_view import Local
 
 __all__ = ["Iterate", "Local", "Result", "SPDParameter", "minimize_spd"]

@@ -1,7 +1,8 @@
 """Choose the metric of a problem from its gradients: every metric of a family is elementwise in the eigenbasis.
 
-A quasi-Newton method needs a first guess of the Hessian. In local coordinates (:mod:`eigenstep.manifold.local`) the
-guesses here are diagonal, ``h_ij = (d_i d_j)^a (d_i / d_j)^c`` made symmetric. They are Hessians of typical problems:
+A quasi-Newton method needs a first guess of the Hessian. In local coordinates
+(:mod:`eigenstep.manifold.tangent_view`) the guesses here are diagonal, ``h_ij = (d_i d_j)^a (d_i / d_j)^c`` made
+symmetric. They are Hessians of typical problems:
 
 - ``a = 0, c = 0``: log-likelihoods, whose natural metric is the affine-invariant one;
 - ``a = 1, c = 0``: least squares in the entries of ``S``, as in metric learning; ``a = -1`` in those of its inverse;

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..checks import check_beside, check_finite, check_function, check_number, check_size
-from ..progress import bar
-from ..spd import SPD
+from ..core.checks import check_beside, check_finite, check_function, check_number, check_size
+from ..core.matrices import SPD
+from ..core.progress import bar
 from .directions import METHODS
+from .line_search import Ending, Objective, follow, search
 from .point import Euclidean, Point
 from .retractions import Retraction
-from .walks import Ending, Objective, follow, search
 
 
 class Iterate(NamedTuple):

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..spd import SPD, Diagonal, Full
-from .local import Local
+from ..core.matrices import SPD, Diagonal, Full
 from .point import Block, Matrix, Point, Positive
 from .retractions import Retraction
+from .tangent_view import Local
 
 
 class SPDParameter(nn.Module):

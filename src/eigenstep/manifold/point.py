@@ -17,12 +17,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..checks import check_finite, check_positive
-from ..curvature import factors_of
-from ..linalg import diagonal, symmetrize, transpose
-from ..spd import SPD, Diagonal, Full, Identity, Kronecker
-from .local import Local
+from ..core.checks import check_finite, check_positive
+from ..core.curvature import factors_of
+from ..core.matrices import SPD, Diagonal, Full, Identity, Kronecker
+from ..core.numerics import diagonal, symmetrize, transpose
 from .retractions import Retraction, check_frame, check_range, decompose, find_retraction, geodesic, stretch
+from .tangent_view import Local
 
 
 class Block(Protocol):

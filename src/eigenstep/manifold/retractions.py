@@ -14,13 +14,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..checks import check_function
-from ..curvature import Dense
-from ..linalg import largest, symmetrize, transpose
-from ..maps import reorthonormalize
-from ..rotation import Rotation, bounded, moore_penrose
-from ..spd import Full
-from ..update import update
+from ..core.checks import check_function
+from ..core.curvature import Dense
+from ..core.generators import Rotation, bounded, moore_penrose
+from ..core.maps import reorthonormalize
+from ..core.matrices import Full
+from ..core.numerics import largest, symmetrize, transpose
+from ..core.step import update
 
 Retraction = Callable[[Full, Tensor], tuple[Full, Tensor]]
 """``retraction(S, X) -> (new S, U)``."""

@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from ..maps import exp
-from ..spd import centered_exp
+from ..core.maps import exp
+from ..core.matrices import centered_exp
 from .state import Rates, Rule, State, rate_of, spread
 
 FAINT = 1e-8

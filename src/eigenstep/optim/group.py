@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .distributed.sharding import Candidate
 from .layout import Layout, plan
 from .options import interval_at
 from .report import matmul_flops
-from .sharding import Candidate
 from .state import Rates, Rule, State, new_state
 
 Group = dict[str, Any]

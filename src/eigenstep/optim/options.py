@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import check_number
+from ..core.checks import check_number
 from .layout import LONG_SIDES, STRUCTURES
 
 CHOICES: Mapping[str, tuple[str | None, ...]] = {

@@ -82,7 +82,7 @@ class SpectraLog:
             side: whose eigenvalues to draw, a key of ``snapshots``; by default those with the largest condition number
                 at the end.
         """
-        from ..experiments import plots
+        from .. import plotting as plots
 
         if not self.snapshots:
             raise ValueError("there is nothing to draw: no basis was recorded")

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..curvature import OuterProducts
+from ..core.curvature import OuterProducts
 from . import kernel
+from .distributed.sharded_state import Pieces, own_part
+from .distributed.sharding import OFF, Sharding, is_sharded, local_gradient, wanted
 from .group import candidate_of, initial_state, layout_of, rates_of, rule_of
 from .layout import Layout
 from .options import check_gradient, check_group, check_state, turns_at
-from .pieces import Pieces, own_part
 from .report import Summary, spectra_of, summarize
 from .rounding import add_stochastically
-from .sharding import OFF, Sharding, is_sharded, local_gradient, wanted
 from .stack import Stack
-from .vectors import padded, vectors_of
+from .user_curvature import padded, vectors_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Interval = int | list[tuple[int, int]]

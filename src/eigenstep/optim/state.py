@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..linalg import accumulation_dtype
+from ..core.numerics import accumulation_dtype
 
 State = dict[str, Tensor]
 """The tensors of one stack, by name; :func:`new_state` tells which."""

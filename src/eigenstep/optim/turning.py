@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import diagonal, matmul, transpose
-from ..maps import cayley, reorthonormalize, shrink_factor, truncated_cayley
-from ..rotation import bounded, moore_penrose, normalized
+from ..core.generators import bounded, moore_penrose, normalized
+from ..core.maps import cayley, reorthonormalize, shrink_factor, truncated_cayley
+from ..core.numerics import diagonal, matmul, transpose
 from .eigenvalues import axis_damping, damping_level, inverse
 from .state import Rates, Rule, State, rate_of
 

@@ -1,8 +1,8 @@
 """Search without gradients: minimize functions of which only values are known."""
 
+from .batch import ManyResults, minimize_many
 from .driver import Result, minimize, run
 from .history import History
-from .many import ManyResults, minimize_many
 from .search import Search
 from .stopping import REASONS
 

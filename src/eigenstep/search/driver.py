@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import check_function
-from ..progress import bar
+from ..core.checks import check_function
+from ..core.progress import bar
 from .evaluation import Evaluator, Point
 from .history import History
 from .search import Search

@@ -106,7 +106,7 @@ class History:
 
     def plot(self, path: str | Path) -> Path:
         """Draw values, step size, coordinates, axes and deviations against evaluations, as users of pycma know it."""
-        from ..experiments import plots
+        from .. import plotting as plots
 
         drawn, axes = plots.figure(columns=2, rows=2)
         best = np.array(self.best)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import check_number, check_size
+from ..core.checks import check_number, check_size
 from .evaluation import Point, to_numpy
 from .rates import Array
 

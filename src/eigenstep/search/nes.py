@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..baselines.nes import default_lr
+from eigenstep_lab.baselines.nes import default_lr
+
 from .ranking import assign
 from .rates import Array
 from .sampling import independent

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..experiments.console import require
+from ..core.extras import require
 from .rates import Array
 from .search import Search
 
-optuna = require("optuna", "experiments")
+optuna = require("optuna", "optuna")
 BaseSampler: Any = optuna.samplers.BaseSampler
 Float = optuna.distributions.FloatDistribution
 Int = optuna.distributions.IntDistribution

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..baselines.nes import default_population
+from eigenstep_lab.baselines.nes import default_population
+
 from .domain import Domain
 from .evaluation import Point, to_numpy
 from .history import History

@@ -8,7 +8,7 @@ of old and new covariance is::
 
 The basis turns by ``B <- B Cayley(N)``, where ``N_ij`` is, for small angles, half the Jacobi angle that diagonalizes
 ``A`` in the plane of axes ``i`` and ``j``, and the eigenvalues become the Rayleigh quotients of ``A`` along the new
-axes. This is the bounded pairwise rotation of :func:`eigenstep.rotation.bounded`, here in numpy, in which small
+axes. This is the bounded pairwise rotation of :func:`eigenstep.core.generators.bounded`, here in numpy, in which small
 matrices are several times faster.
 
 Without a basis, the covariance is diagonal: memory and time are linear in the dimension.

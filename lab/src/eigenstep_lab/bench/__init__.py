@@ -1,0 +1,81 @@
+"""Measure eigenstep against other methods. Each benchmark prints tables; --json FILE keeps the figures.
+
+A benchmark is a module with `add_arguments(parser)` and `run(args)`, which returns the figures as plain dicts, lists,
+strings and numbers. What it returns under "tables" is printed, and `eigenstep bench pages` puts it into documentation.
+To add a benchmark, write its module and add one line to BENCHMARKS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from eigenstep import __version__
+
+from ..cli import Command, add_commands
+from ..console import print_table, write_json
+
+BENCHMARKS: Mapping[str, Command] = {
+    "curvature": Command("eigenstep_lab.bench.curvature", "how well learned curvature predicts the next gradient"),
+    "step": Command("eigenstep_lab.bench.step", "CPU time, matrix work and memory of an optimizer step"),
+    "precision": Command("eigenstep_lab.bench.precision", "float32 against bfloat16, and the drift of bases"),
+    "training": Command("eigenstep_lab.bench.training", "held-out loss of small transformers, by optimizer"),
+    "spd": Command("eigenstep_lab.bench.spd", "minimize over positive-definite matrices, against pymanopt and geoopt"),
+    "search": Command("eigenstep_lab.bench.search", "search without gradients, against pycma and cmaes"),
+    "scaling": Command("eigenstep_lab.bench.scaling", "what a step costs on many GPUs: model and measurements"),
+    "inference": Command(
+        "eigenstep_lab.bench.inference", "Gaussian posteriors against exact ones and Monte Carlo, by curvature"
+    ),
+    "all": Command("eigenstep_lab.bench.every", "run every benchmark with its defaults", computes=False),
+    "pages": Command("eigenstep_lab.bench.pages", "put the tables of --json files into pages", computes=False),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add one subcommand per benchmark, each with `--json`."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures to FILE, with versions and command"
+    )
+    add_commands(parser, BENCHMARKS, dest="benchmark", parents=[common])
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the chosen benchmark, print its tables and, if asked, write what it returned."""
+    origin = versions()  # before anything is written: pictures may go into the repository
+    result = args.benchmark(args)
+    for table in (result or {}).get("tables", ()):
+        print_table(table["title"], table["columns"], table["rows"])
+    if args.json and result is not None:
+        write_json(args.json, {"command": args.command, **origin, "result": result})
+        print(f"Figures written to {args.json}")
+
+
+def versions() -> dict[str, str]:
+    """Name the versions that figures depend on."""
+    import torch
+
+    return {
+        "eigenstep": __version__,
+        "commit": commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def commit() -> str:
+    """Name the commit that this code is at, and whether it has changes; "unknown" outside of a repository."""
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return answer.stdout.strip()

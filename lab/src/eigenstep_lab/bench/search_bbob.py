@@ -1,0 +1,109 @@
+"""BBOB, the benchmark of the COCO platform: 24 functions, in several instances and dimensions, and many targets each.
+
+Figures of merit are the empirical distribution (ECDF) of the evaluations until a target is reached, over all functions,
+instances and targets, and the area under it, on a logarithmic axis from 1 to ``BUDGET`` evaluations per dimension.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..console import UserError, require, write_json
+from .search_peers import PEERS, TOLX, Array, Counted
+
+BUDGET = 1000
+"""Evaluations per dimension."""
+TARGETS = [10 ** (2 - 0.2 * k) for k in range(51)]
+"""Distances from the least value: from 100 to 1e-8."""
+FUNCTIONS = tuple(range(1, 25))
+
+Hits = list[list[float]]
+"""For each instance and target, the evaluations until it was reached."""
+
+
+def run_function(directory: Path, peer: str, function: int, d: int, instances: Sequence[int]) -> Hits:
+    """Return the hits of one search on one function, from its file if there is one, else run it and write the file."""
+    path = directory / f"bbob-{peer}-d{d}-f{function}-i{instances[0]}-{instances[-1]}.json"
+    if path.exists():
+        return read_hits(path)
+    suite = require("cocoex", "eigenstep-lab").Suite(
+        "bbob", f"instances: {instances[0]}-{instances[-1]}", f"dimensions: {d}"
+    )
+    hits = []
+    for instance in instances:
+        problem = suite.get_problem_by_function_dimension_instance(function, d, instance)
+        least = least_value(problem)
+        counted = Counted(problem, [least + target for target in TARGETS], BUDGET * d)
+        seed = 100 * function + instance
+        PEERS[peer](counted, lambda rng: rng.uniform(-4, 4, d), 2.0, BUDGET * d, "ipop", seed, TOLX)
+        hits.append(counted.hits)
+        problem.free()
+    write_json(path, hits)
+    return hits
+
+
+def read_hits(path: Path) -> Hits:
+    """Read a file of hits, in which targets that were not reached are null."""
+    try:
+        return [[math.inf if hit is None else float(hit) for hit in row] for row in json.loads(path.read_text())]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}): delete it, and it will be computed again") from error
+
+
+def least_value(problem: Any) -> float:
+    """Return the least value of a BBOB problem, which the platform tells through a file in the working directory."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            problem._best_parameter("print")
+            best: Array = np.loadtxt("._bbob_problem_best_parameter.txt")
+        finally:
+            os.chdir(before)
+    return float(problem(best))
+
+
+def area(hits: Sequence[Sequence[float]], d: int) -> float:
+    """Return the area under the ECDF, between 0 and 1."""
+    span = math.log(BUDGET)
+    with np.errstate(divide="ignore"):
+        left = (math.log(BUDGET * d) - np.log(np.asarray(hits))) / span
+    return float(np.clip(left, 0, 1).mean())
+
+
+def ecdf(hits: Sequence[Sequence[float]], d: int, at: Array) -> Array:
+    """Return the share of targets reached within ``at`` evaluations per dimension."""
+    ordered = np.sort(np.asarray(hits).ravel())
+    return np.searchsorted(ordered, at * d, side="right") / len(ordered)
+
+
+def summarize(found: Mapping[int, Mapping[str, Mapping[int, Hits]]], instances: str) -> dict[str, Any]:
+    """Return areas and curves by dimension and search, and the area on each function.
+
+    Args:
+        found: hits by dimension, search and function.
+        instances: which ones, for the reader.
+    """
+    at = np.logspace(0, math.log10(BUDGET), 61)
+    summary: dict[str, Any] = {"evaluations_per_dimension": [round(float(a), 3) for a in at], "dimensions": {}}
+    for d, peers in found.items():
+        summary["dimensions"][str(d)] = {
+            peer: {
+                "area": area([row for hits in functions.values() for row in hits], d),
+                "functions": {str(f): round(area(hits, d), 4) for f, hits in functions.items()},
+                "curve": [
+                    round(float(y), 4) for y in ecdf([row for hits in functions.values() for row in hits], d, at)
+                ],
+                "instances": instances,
+            }
+            for peer, functions in peers.items()
+        }
+    return summary

@@ -1,0 +1,119 @@
+"""The searches to compare, each as its own package runs it, and a function that keeps count.
+
+All see the same functions, one point at a time, from starts and with step sizes of the same kind, and the same budget.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eigenstep.search import Search
+
+from ..console import require
+
+Array = NDArray[np.float64]
+Starts = Callable[[np.random.Generator], Array]
+
+
+class Over(Exception):
+    """The budget is used up, or the last target reached."""
+
+
+class Counted:
+    """A function that records after how many evaluations each target was reached.
+
+    Attributes:
+        evaluations: so far.
+        hits: evaluations until each target; infinite where it was not reached.
+    """
+
+    def __init__(self, function: Callable[[Array], float], targets: Sequence[float], budget: int) -> None:
+        """Count evaluations of a function.
+
+        Args:
+            function: takes one point.
+            targets: falling values.
+            budget: evaluations allowed.
+        """
+        self._function, self._targets, self._budget = function, targets, budget
+        self.evaluations, self._next = 0, 0
+        self.hits = [math.inf] * len(targets)
+
+    def __call__(self, x: Array) -> float:
+        """Evaluate, or end the search."""
+        if self.evaluations >= self._budget or self._next == len(self._targets):
+            raise Over
+        value = self._function(x)
+        self.evaluations += 1
+        while self._next < len(self._targets) and value <= self._targets[self._next]:
+            self.hits[self._next] = self.evaluations
+            self._next += 1
+        return value
+
+
+TOLX = 1e-11
+"""Where the distribution is narrower than this, a run is over: the default of eigenstep and of pycma."""
+Peer = Callable[[Counted, Starts, float, int, str | None, int, float], None]
+"""``peer(function, starts, sigma0, budget, restarts, seed, tolx)`` searches until one of both gives up."""
+
+
+def eigenstep(
+    function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int, tolx: float
+) -> None:
+    """Run the default method of eigenstep."""
+    search = Search(starts, sigma0, seed=seed, restarts=restarts, max_evals=budget, tolx=tolx)
+    with contextlib.suppress(Over):
+        while not search.stop():
+            points = search.ask()
+            search.tell(points, [function(point) for point in points])
+
+
+def pycma(
+    function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int, tolx: float
+) -> None:
+    """Run ``cma.fmin2`` with its own restarts."""
+    cma = require("cma", "eigenstep-lab")
+    rng = np.random.default_rng(seed)
+    options = {"verbose": -9, "seed": seed + 1, "maxfevals": budget, "ftarget": -math.inf, "tolx": tolx}
+    with contextlib.suppress(Over), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cma.fmin2(
+            function,
+            lambda: starts(rng),
+            sigma0,
+            options,
+            restarts=9 if restarts else 0,
+            bipop=restarts == "bipop",
+        )
+
+
+def cmaes(
+    function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int, tolx: float
+) -> None:
+    """Run ``cmaes.CMA``, restarted as its documentation does: with twice the population whenever it wants to stop.
+
+    When it stops cannot be changed, so ``tolx`` means nothing to it.
+    """
+    module = require("cmaes", "eigenstep-lab")
+    rng = np.random.default_rng(seed)
+    population = None
+    with contextlib.suppress(Over), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        while True:
+            strategy = module.CMA(starts(rng), sigma0, seed=int(rng.integers(2**31)), population_size=population)
+            while not strategy.should_stop():
+                points = [strategy.ask() for _ in range(strategy.population_size)]
+                strategy.tell([(point, function(point)) for point in points])
+            if restarts is None:
+                return
+            population = 2 * strategy.population_size
+
+
+PEERS: Mapping[str, Peer] = {"eigenstep": eigenstep, "pycma": pycma, "cmaes": cmaes}
+"""The searches by name; ours first."""

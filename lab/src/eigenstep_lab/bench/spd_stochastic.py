@@ -1,0 +1,225 @@
+"""The same problems seen through minibatches: how fast does each scheme come down to the noise?
+
+Nearness: every iteration sees some of the x_i. Log-det: ``Q`` is the covariance of x_i, of which every iteration sees
+the mean of a few, so the gradient is never exact and a fixed step size leads to a floor of noise. The floor of
+reference is that of retraction RGD with the smallest step size; a scheme has arrived when its gap, averaged over ten
+iterations, is at most twice that. All x_i agree on the solution of nearness, so its noise dies out; there the goal is a
+gap of 1e-3.
+
+Every scheme's settings are tuned on seeds of their own, for the fewest iterations to arrive, then run on others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from eigenstep.core.numerics import diagonal, symmetrize, transpose
+from eigenstep.manifold import minimize_spd
+
+from ..baselines import rgd
+from ..console import track
+from .spd_problems import random_spd
+
+SAMPLES, MINIBATCH, WINDOW = 1000, 100, 10
+
+
+@dataclass(frozen=True)
+class Stochastic:
+    """A function of a batch of matrices, one for each seed, seen through minibatches.
+
+    Attributes:
+        loss: ``loss(S, picked)``: one value for each seed, from the picked x_i.
+        gap: distance of the exact function from its least value, one for each seed.
+        size: rows of the matrices.
+        seeds: how many.
+    """
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    gap: Callable[[Tensor], Tensor]
+    size: int
+    seeds: int
+
+
+def nearness(size: int, condition: float, seeds: int, first: int) -> Stochastic:
+    """Return metric nearness with minibatches of the x_i."""
+    generator = Generator().manual_seed(first)
+    Q = random_spd(size, condition, generator, (seeds,))
+    x = torch.randn(seeds, size, SAMPLES, generator=generator, dtype=torch.float64)
+    y, covariance = Q @ x, x @ transpose(x) / SAMPLES
+
+    def loss(S: Tensor, picked: Tensor) -> Tensor:
+        return (S @ y[..., picked] - x[..., picked]).square().sum((-2, -1)) / (2 * len(picked))
+
+    def gap(S: Tensor) -> Tensor:
+        error = S @ Q - torch.eye(size, dtype=S.dtype)
+        return diagonal(error @ covariance @ transpose(error)).sum(-1) / 2
+
+    return Stochastic(loss, gap, size, seeds)
+
+
+def log_det(size: int, condition: float, seeds: int, first: int) -> Stochastic:
+    """Return the log-det problem with ``Q`` the covariance of samples, of which each iteration sees a few."""
+    generator = Generator().manual_seed(first)
+    root = torch.linalg.cholesky(random_spd(size, condition, generator, (seeds,)))
+    x = root @ torch.randn(seeds, size, SAMPLES, generator=generator, dtype=torch.float64)
+    factor = torch.linalg.cholesky(x @ transpose(x) / SAMPLES)
+
+    def loss(S: Tensor, picked: Tensor) -> Tensor:
+        part = x[..., picked]
+        return (part * (S @ part)).sum((-2, -1)) / len(picked) - torch.logdet(S)
+
+    def gap(S: Tensor) -> Tensor:
+        excess = torch.linalg.eigvalsh(transpose(factor) @ S @ factor) - 1
+        return (excess - torch.log1p(excess)).sum(-1)
+
+    return Stochastic(loss, gap, size, seeds)
+
+
+PROBLEMS: Mapping[str, Callable[[int, float, int, int], Stochastic]] = {"log-det": log_det, "nearness": nearness}
+CONDITION = 10.0
+TARGET = 1e-3
+"""The gap that counts as arrived on nearness, which has no floor."""
+
+
+class _Arrived(Exception):
+    """Every seed has arrived."""
+
+
+class _Watch:
+    """Draws the minibatches, takes down the gaps, averaged over the last ten, and stops when all have arrived."""
+
+    def __init__(self, problem: Stochastic, seed: int, target: float) -> None:
+        self.problem, self.draws, self.target = problem, Generator().manual_seed(seed), target
+        self.latest: deque[Tensor] = deque(maxlen=WINDOW)
+        self.gaps: list[Tensor] = []
+
+    def loss(self, S: Tensor) -> Tensor:
+        """Return the sum of the losses of all seeds on a fresh minibatch."""
+        self.latest.append(self.problem.gap(S.detach()))
+        self.gaps.append(torch.stack(list(self.latest)).mean(0))
+        if torch.stack(self.gaps).amin(0).max() <= self.target:
+            raise _Arrived
+        return self.problem.loss(S, torch.randint(SAMPLES, (MINIBATCH,), generator=self.draws)).sum()
+
+    def gradient(self, S: Tensor) -> Tensor:
+        """Return the gradient of the loss."""
+        S = S.detach().requires_grad_()
+        return symmetrize(torch.autograd.grad(self.loss(S), S)[0])
+
+
+Scheme = Callable[..., None]
+
+
+def ours(watch: _Watch, start: Tensor, steps: int, lr: float, retraction: str, momentum: float = 0.0) -> None:
+    """Descend with our solver."""
+    rate = 2 * lr * (1 - momentum)
+    minimize_spd(watch.loss, start, lr=rate, momentum=momentum, retraction=retraction, max_iter=steps, gtol=0.0)
+
+
+def retraction_descent(watch: _Watch, S: Tensor, steps: int, lr: float) -> None:
+    """Descend with the second-order retraction."""
+    for _ in range(steps):
+        S = rgd.retraction_step(S, watch.gradient(S), lr)
+    watch.loss(S)
+
+
+def cholesky_descent(watch: _Watch, start: Tensor, steps: int, lr: float) -> None:
+    """Descend in a Cholesky factor."""
+    C = torch.linalg.cholesky(start)
+    for _ in range(steps):
+        C = rgd.cholesky_step(C, watch.gradient(symmetrize(C @ transpose(C))), lr)
+    watch.loss(symmetrize(C @ transpose(C)))
+
+
+SCHEMES: Mapping[str, tuple[Scheme, Mapping[str, tuple[float, ...]]]] = {
+    "ours, geodesic": (partial(ours, retraction="geodesic"), {}),
+    "ours, spectral": (partial(ours, retraction="spectral"), {}),
+    "ours, geodesic with momentum": (partial(ours, retraction="geodesic"), {"momentum": (0.5, 0.8)}),
+    "retraction RGD": (retraction_descent, {}),
+    "Cholesky RGD": (cholesky_descent, {}),
+}
+"""Each scheme, and what is tuned beside its step size."""
+BASELINES = ("retraction RGD", "Cholesky RGD")
+RATES = {
+    "log-det": (0.02, 0.024, 0.028, 0.034, 0.04),
+    "nearness": (0.006, 0.0085, 0.012, 0.017, 0.024, 0.034, 0.048, 0.068),
+}
+"""Step sizes that are tried for every scheme."""
+TUNING_SEED, FINAL_SEED = 10_000, 20_000
+
+
+def descend(scheme: Scheme, problem: Stochastic, seed: int, steps: int, target: float, **settings: float) -> Tensor:
+    """Return the gaps, averaged over ten iterations, until all seeds have arrived: shape (iterations, seeds)."""
+    watch = _Watch(problem, seed, target)
+    start = torch.eye(problem.size, dtype=torch.float64).expand(problem.seeds, -1, -1).contiguous()
+    # Errors come from step sizes that are too large: numbers that are not finite any more.
+    with contextlib.suppress(_Arrived, ValueError, RuntimeError, FloatingPointError):
+        scheme(watch, start, steps, **settings)
+    return torch.stack(watch.gaps).nan_to_num(math.inf)
+
+
+def arrivals(gaps: Tensor, target: float) -> list[float]:
+    """Return after how many iterations each seed has arrived, infinite if never."""
+    there = gaps <= target
+    first = torch.where(there.any(0), there.double().argmax(0).double(), math.inf)
+    return [float(value) for value in first]
+
+
+def measure(size: int, seeds: int, steps: int) -> dict[str, Any]:
+    """Tune every scheme, run it with its best settings, and return the figures of each problem."""
+    jobs = []
+    for name in PROBLEMS:
+        for scheme, (_, extra) in SCHEMES.items():
+            for values in product(RATES[name], *extra.values()):
+                jobs.append((name, scheme, dict(zip(("lr", *extra), values, strict=True))))
+    tuning = {name: make(size, CONDITION, 6, TUNING_SEED) for name, make in PROBLEMS.items()}
+    targets = {name: _target(name, tuning[name], steps) for name in PROBLEMS}
+    tried: dict[tuple[str, str], list[tuple[float, float, dict[str, float]]]] = {}
+    for name, scheme, settings in track(jobs, "Tuning on minibatches"):
+        gaps = descend(SCHEMES[scheme][0], tuning[name], TUNING_SEED, steps, targets[name], **settings)
+        score = statistics.mean(arrivals(gaps, targets[name]))
+        tried.setdefault((name, scheme), []).append((score, gaps[-1].mean().item(), settings))
+    result: dict[str, Any] = {name: {"target": targets[name], "schemes": {}} for name in PROBLEMS}
+    for name, make in PROBLEMS.items():
+        problem = make(size, CONDITION, seeds, FINAL_SEED)
+        for scheme in track(SCHEMES, f"{name}, {seeds} seeds"):
+            settings = min(tried[name, scheme], key=lambda entry: entry[:2])[2]
+            gaps = descend(SCHEMES[scheme][0], problem, FINAL_SEED, steps, targets[name], **settings)
+            result[name]["schemes"][scheme] = {
+                "settings": settings,
+                "arrivals": arrivals(gaps, targets[name]),
+                "curve": [gap.median().item() for gap in gaps],
+            }
+    return result
+
+
+def _target(name: str, problem: Stochastic, steps: int) -> float:
+    """Return the gap that counts as arrived."""
+    if name != "log-det":
+        return TARGET
+    gaps = descend(retraction_descent, problem, TUNING_SEED, steps, 0.0, lr=min(RATES[name]))
+    return 2 * gaps[-steps // 4 :].mean().item()
+
+
+def verdicts(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Compare each of our tuned schemes with the faster of the tuned baselines, by medians over seeds."""
+    found = []
+    for name, figures in result.items():
+        medians = {scheme: statistics.median(run["arrivals"]) for scheme, run in figures["schemes"].items()}
+        baseline = min(medians[scheme] for scheme in BASELINES)
+        for scheme, median in medians.items():
+            if scheme not in BASELINES:
+                holds = median <= baseline and math.isfinite(median)
+                found.append({"problem": name, "scheme": scheme, "ours": median, "baseline": baseline, "holds": holds})
+    return found

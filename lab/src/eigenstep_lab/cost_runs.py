@@ -1,0 +1,128 @@
+"""Short runs that measure what the cost model predicts: operations, memory of state, and bytes on the wire of a step.
+
+One process steps tensors with each optimizer; 2 and 4 processes train a GPT of 12 layers with Spectral, by gloo.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.multiprocessing.spawn import spawn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from eigenstep.optim import Spectral
+
+from .bench.step import state_bytes
+from .cost_model import Shapes
+from .models import GPT
+from .registry import build
+from .traffic import WireCounter
+
+Ranks = Mapping[str, list[dict[str, float]]]
+"""What each rank does, for every way of sharing a network."""
+
+WAYS: Mapping[str, tuple[str, int, int]] = {
+    "DDP, 2 ranks": ("DDP", 2, 1),
+    "FSDP2, 2 ranks": ("FSDP2", 2, 1),
+    "DDP, 4 ranks": ("DDP", 4, 1),
+    "FSDP2, 4 ranks": ("FSDP2", 4, 1),
+    "HSDP, 2 × 2 ranks": ("HSDP", 4, 2),
+}
+"""How a network is shared, by how many ranks, with how many copies of sharded weights."""
+
+ALWAYS = [(0, 2)]
+"""Turn bases every second step, from the first one on."""
+
+MEASURED: Mapping[str, tuple[str, Any, int]] = {
+    "AdamW": ("adamw", 1, 1),
+    "Spectral": ("spectral", ALWAYS, 2),
+    "Spectral.fast": ("spectral_fast", ALWAYS, 2),
+    "Muon, distributed": ("muon", 1, 1),
+    "SOAP, as published": ("soap_reference", 10, 10),
+}
+"""Optimizers of the model that run here: name in the registry, interval, and steps to average over. Distributed
+Shampoo's package is not published where Python packages are."""
+
+
+def gpt(width: int) -> GPT:
+    """Build the network that is measured."""
+    return GPT(65, length=16, width=width, depth=12, heads=2)
+
+
+def measure_single(name: str, shapes: Shapes) -> dict[str, float]:
+    """Measure one process that steps tensors of some shapes."""
+    key, interval, period = MEASURED[name]
+    named = [
+        (n, nn.Parameter(torch.randn(s, generator=torch.Generator().manual_seed(k)))) for k, (n, s) in enumerate(shapes)
+    ]
+    optimizer = build(key, named, 1e-3, interval=interval)
+    total = 0.0
+    for step in range(2 * period):
+        for k, (_, param) in enumerate(named):
+            param.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(k + step))
+        with FlopCounterMode(display=False) as counter:
+            optimizer.step()
+        if step >= period:  # the first steps set up state
+            total += counter.get_total_flops() / period
+    return {"products": total, "state": float(state_bytes(optimizer))}
+
+
+def trained(model: nn.Module) -> dict[str, float]:
+    """Train a few steps with Spectral, and return what this process computes, keeps and sends in a step."""
+    optimizer = Spectral(model.parameters(), interval=ALWAYS)
+    text = torch.randint(65, (1, 17), generator=torch.Generator().manual_seed(0))
+    flops, sent, period = 0.0, 0.0, 2
+    for step in range(2 * period):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        with FlopCounterMode(display=False) as counter, WireCounter() as counted:
+            optimizer.step()
+        if step >= period:
+            flops += counter.get_total_flops() / period
+            sent += counted.total / period
+    state = sum(t.numel() * t.element_size() for own in optimizer.state.values() for t in own.values())
+    calls = sum(counted.calls.values())
+    return {"flops": flops, "state": float(state), "sent": sent, "collectives": float(calls)}
+
+
+def measure_ranks(width: int) -> Ranks:
+    """Measure all ranks of every way of sharing a network; four processes are started once."""
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_rank, (width, folder), max(ranks for _, ranks, _ in WAYS.values()))  # type: ignore[no-untyped-call]
+        return {
+            name: [torch.load(Path(folder) / f"{name} {rank}.pt", weights_only=True) for rank in range(ranks)]
+            for name, (_, ranks, _) in WAYS.items()
+        }
+
+
+def _rank(rank: int, width: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    for size in sorted({ranks for _, ranks, _ in WAYS.values()}):
+        if rank >= size:
+            continue
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
+        for name, (way, ranks, replicas) in WAYS.items():
+            if ranks == size:
+                torch.save(trained(_shared(gpt(width), way, ranks, replicas)), Path(folder) / f"{name} {rank}.pt")
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _shared(model: nn.Module, way: str, ranks: int, replicas: int) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    if way == "DDP":
+        return nn.parallel.DistributedDataParallel(model)
+    shape = (replicas, ranks // replicas) if replicas > 1 else (ranks,)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replica", "shard")[-len(shape) :])
+    fully_shard(model, mesh=mesh)
+    return model

@@ -1,0 +1,62 @@
+"""Say what this machine can do, and what to set or install to make it do more.
+
+Shows torch and its threads, whether bf16 matmuls work here, the packages we compare with, and the datasets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+from eigenstep import __version__, cpu
+
+from .console import print_table, write_json
+from .data_command import status
+
+# Extra of eigenstep, and the distributions in it that a command can use.
+PACKAGES = {
+    "plots": ("matplotlib",),
+    "experiments": ("scikit-learn", "rich", "pillow", "optuna", "tensorboard"),
+    "peers": ("heavyball", "pytorch_optimizer", "cma", "cmaes", "pymanopt", "geoopt"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add where the findings go."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings to FILE too")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the findings."""
+    machine, packages, datasets = dict(_machine()), list(_packages()), status()
+    print_table("Machine", ("what", "found"), machine.items())
+    print_table("Optional packages", ("package", "version", "extra"), packages)
+    print_table("Datasets", ("name", "what it is", "where"), datasets)
+    if args.json:
+        write_json(args.json, {"machine": machine, "packages": packages, "datasets": datasets})
+
+
+def _machine() -> Iterable[tuple[str, str]]:
+    import torch
+
+    yield "eigenstep", __version__
+    yield "Python", f"{platform.python_version()} on {platform.platform()}"
+    yield "torch", torch.__version__
+    yield "CPU", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    yield "OMP_WAIT_POLICY", os.environ.get("OMP_WAIT_POLICY", "not set")
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    yield "GPU", ", ".join(gpus) or ("Apple" if torch.backends.mps.is_available() else "none")
+    yield "bf16 on the CPU", cpu.prepare().explain()
+
+
+def _packages() -> Iterable[tuple[str, str, str]]:
+    for extra, names in PACKAGES.items():
+        for name in names:
+            try:
+                yield name, importlib.metadata.version(name), extra
+            except importlib.metadata.PackageNotFoundError:
+                yield name, f"missing: pip install 'eigenstep[{extra}]'", extra

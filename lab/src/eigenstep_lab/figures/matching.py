@@ -1,0 +1,162 @@
+"""What the full-matrix and the Kronecker figure share: how closely schemes follow the default one.
+
+All schemes see the same gradients and start at the same matrix. The default scheme, ``S <- (1 - beta) S + beta g g^T``
+as a whole matrix, is the truth of "iterate matching"; its fixed point, the covariance of the gradients, is the truth
+of "fixed-point matching". Seeds are a batch: all of them are learned in one call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from eigenstep.core.curvature import OuterProducts
+from eigenstep.core.numerics import transpose
+
+from ..baselines.van_loan import dense_curvature
+from ..console import track
+from ..results import Curve, Panel, Table, Verdict, typical_ratio
+
+Step = Callable[[Any, OuterProducts], Any]
+"""One step of a scheme: ``step(S, curvature) -> S``, with the step size built in."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Numbers of an experiment.
+
+    Attributes:
+        sizes: Shape of a gradient; the matrix has as many rows as a gradient has entries.
+        seeds: How many random problems.
+        steps: How many gradients.
+        lr: The paper's beta-2.
+        points: How many times the distances are measured.
+    """
+
+    sizes: tuple[int, ...]
+    seeds: int
+    steps: int
+    lr: float
+    points: int = 40
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A way to learn the matrix.
+
+    Attributes:
+        start: The first matrix, anything with a method `dense`.
+        step: How it learns.
+    """
+
+    start: Any
+    step: Step
+
+
+def frobenius(estimate: Tensor, truth: Tensor) -> Tensor:
+    """Return ``||A - B||_F / ||B||_F``, shape ``(*batch,)``."""
+    return torch.linalg.matrix_norm(estimate - truth) / torch.linalg.matrix_norm(truth)
+
+
+def wasserstein(estimate: Tensor, truth: Tensor) -> Tensor:
+    """Return the Wasserstein-2 distance of centered Gaussians with these covariances, relative to ``(tr B)^(1/2)``.
+
+    It is the distance of Bures: ``W^2 = tr A + tr B - 2 tr (B^(1/2) A B^(1/2))^(1/2)``.
+    """
+    eigs, basis = torch.linalg.eigh(truth)
+    root = (basis * eigs.clamp_min(0).sqrt()[..., None, :]) @ transpose(basis)
+    cross = torch.linalg.eigvalsh(root @ estimate @ root).clamp_min(0).sqrt().sum(-1)
+    trace, trace_truth = (m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (estimate, truth))
+    return ((trace + trace_truth - 2 * cross).clamp_min(0) / trace_truth).sqrt()
+
+
+FIXED_POINT, ITERATES = "Fixed-point matching", "Iterate matching"
+METRICS = {"relative Frobenius": frobenius, "relative Wasserstein-2": wasserstein}
+
+
+def random_spd(size: int, seeds: int, condition: float, generator: Generator) -> Tensor:
+    """Return matrices with random eigenvectors, and log-uniform eigenvalues with mean one, shape seeds × n × n."""
+    draws = torch.randn(seeds, size, size, generator=generator, dtype=torch.float64)
+    basis = torch.linalg.qr(draws)[0]
+    eigs = torch.logspace(0, math.log10(condition), size, dtype=torch.float64)
+    return (basis * (eigs / eigs.mean())) @ transpose(basis)
+
+
+def run(
+    schemes: Mapping[str, Scheme], start: Tensor, covariance: Tensor, settings: Settings, generator: Generator
+) -> tuple[Panel, ...]:
+    """Let all schemes learn from the same gradients and measure how far they are from the two truths.
+
+    Args:
+        schemes: The schemes by name; the default one is added.
+        start: The matrix at which all of them start, shape seeds × n × n.
+        covariance: The covariance of the gradients, shape seeds × n × n.
+        settings: Step size and so on.
+        generator: Draws the gradients, on the CPU, so that all devices see the same.
+
+    Returns:
+        Four panels: for each metric, fixed-point matching and iterate matching.
+    """
+    device, root = start.device, torch.linalg.cholesky(covariance)
+    default, states = start, {name: scheme.start for name, scheme in schemes.items()}
+    measured = sorted({round(at) for at in torch.linspace(1, settings.steps, settings.points).tolist()})
+    found: dict[tuple[str, str], dict[str, list[Tensor]]] = {
+        (metric, truth): {} for metric in METRICS for truth in (FIXED_POINT, ITERATES)
+    }
+    for step in track(range(1, settings.steps + 1), "Learning"):
+        noise = torch.randn(settings.seeds, len(root[0]), 1, generator=generator, dtype=torch.float64)
+        gradient = (root @ noise.to(device))[..., 0].reshape(1, settings.seeds, *settings.sizes)
+        curvature = OuterProducts(gradient)
+        default = (1 - settings.lr) * default + settings.lr * dense_curvature(curvature, len(settings.sizes))
+        states = {name: schemes[name].step(state, curvature) for name, state in states.items()}
+        if step not in measured:
+            continue
+        estimates = {"default": default, **{name: state.dense() for name, state in states.items()}}
+        for (metric, truth), curves in found.items():
+            for name, estimate in estimates.items():
+                if truth == ITERATES and name == "default":
+                    continue
+                goal = covariance if truth == FIXED_POINT else default
+                curves.setdefault(name, []).append(METRICS[metric](estimate, goal).cpu())
+    return tuple(
+        Panel(
+            truth,
+            "iteration",
+            f"{metric} distance",
+            {name: Curve.of(measured, torch.stack(values)) for name, values in curves.items()},
+        )
+        for (metric, truth), curves in found.items()
+    )
+
+
+def compare(name: str, rival: str, panels: Sequence[Panel], title: str, claim: str, limit: float) -> Verdict:
+    """Judge a claim on how far a scheme is from a truth, compared with a rival, by the worse of the two metrics.
+
+    Args:
+        name: The scheme.
+        rival: The scheme it is compared with.
+        panels: What `run` returned.
+        title: Title of the panels that count.
+        claim: The paper's claim.
+        limit: How many times as far the scheme may be.
+    """
+    ratios = [typical_ratio(panel.curves[name], panel.curves[rival]) for panel in panels if panel.title == title]
+    quantity = f"{title.lower()}, distance divided by that of “{rival}”, geometric mean, worse of both metrics"
+    return Verdict(claim, name, quantity, max(ratios), limit)
+
+
+def final_distances(panels: Sequence[Panel]) -> Table:
+    """Return the last distances, medians over the seeds."""
+    names = list(panels[0].curves)
+    columns = ["scheme", *(f"{panel.title}, {panel.y}" for panel in panels)]
+    rows = [[name, *(_last(panel, name) for panel in panels)] for name in names]
+    return Table("Distances at the last iteration, medians over seeds", columns, rows)
+
+
+def _last(panel: Panel, name: str) -> str:
+    return f"{panel.curves[name].quantile(0.5)[-1]:.3g}" if name in panel.curves else "0"

@@ -1,0 +1,106 @@
+"""Read datasets in the formats they are published in. Damaged files give a `UserError` that names the file."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import math
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .console import UserError, require
+
+Bytes = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"})
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever a decoder raises while it reads `path` into one clear sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing") from error
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, SyntaxError, struct.error) as error:
+        raise UserError(f"{path} is damaged or incomplete ({error}): delete it and fetch it again") from error
+
+
+def read_idx(path: Path) -> Bytes:
+    """Read a gzipped IDX file of bytes, the format of MNIST and its relatives."""
+    with reading(path), gzip.open(path) as file:
+        raw = file.read()
+        if raw[:3] != b"\0\0\x08":
+            raise UserError(f"{path} is not an IDX file of bytes: it starts with {raw[:4]!r}")
+        shape = struct.unpack_from(f">{raw[3]}I", raw, 4)
+        start = 4 + 4 * len(shape)
+        if len(raw) - start != math.prod(shape):
+            raise UserError(f"{path} is damaged: its header promises {math.prod(shape)} bytes, {len(raw) - start} came")
+        return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+
+
+def read_picture(path: Path, size: int | None = None) -> Bytes:
+    """Read one image file as height × width × RGB; with `size`, its middle, scaled to size × size."""
+    image, fit = require("PIL.Image", "eigenstep-lab"), require("PIL.ImageOps", "eigenstep-lab").fit
+    with reading(path):
+        with image.open(path) as picture:
+            picture.verify()  # checksums, which decoding does not look at; it uses the picture up
+        with image.open(path) as picture:
+            rgb = picture.convert("RGB")
+        return np.asarray(rgb if size is None else fit(rgb, (size, size), method=image.Resampling.BICUBIC))
+
+
+def read_cifar_sheet(path: Path) -> Bytes:
+    """Read a PNG sheet whose every row of 1024 pixels is one 32 × 32 picture; return N × 32 × 32 × RGB."""
+    sheet = read_picture(path)
+    if sheet.shape[1] != 1024:
+        raise UserError(f"{path} is no CIFAR-10 sheet: its rows should have 1024 pixels, not {sheet.shape[1]}")
+    return sheet.reshape(-1, 32, 32, 3)
+
+
+def read_json_labels(path: Path) -> Labels:
+    """Read a JSON list of class numbers."""
+    with reading(path):
+        return np.array(json.loads(path.read_bytes()), dtype=np.int64)
+
+
+def read_text(path: Path) -> str:
+    """Read a UTF-8 text file."""
+    with reading(path):
+        text = path.read_text(encoding="utf-8")
+    if not text or "\0" in text:
+        raise UserError(f"{path} is {'binary' if text else 'empty'}: expected a text file in UTF-8")
+    return text
+
+
+def list_image_folder(folder: Path) -> tuple[list[Path], Labels, tuple[str, ...]]:
+    """List the pictures in `folder/<class>/`, their class numbers and the names of the classes, all sorted."""
+    classes = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir())) if folder.is_dir() else ()
+    paths, labels = [], []
+    for number, name in enumerate(classes):
+        found = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+        if not found:
+            raise UserError(f"{folder / name} has no pictures ({', '.join(sorted(IMAGE_SUFFIXES))})")
+        paths += found
+        labels += [number] * len(found)
+    if not paths:
+        raise UserError(f"{folder} should be a folder with one subfolder of pictures per class")
+    return paths, np.array(labels, dtype=np.int64), classes
+
+
+def list_picture_parts(folder: Path) -> tuple[dict[str, tuple[list[Path], Labels]], tuple[str, ...]]:
+    """List the pictures in `folder/train/<class>/` and `folder/val/<class>/` with their classes, and all classes."""
+    listed = {part: list_image_folder(folder / part) for part in ("train", "val")}
+    classes = listed["train"][2]
+    if listed["val"][2] != classes:
+        odd = sorted(set(classes) ^ set(listed["val"][2]))
+        raise UserError(f"{folder}/train and {folder}/val must have the same classes; only one has {', '.join(odd)}")
+    return {part: (paths, labels) for part, (paths, labels, _) in listed.items()}, classes

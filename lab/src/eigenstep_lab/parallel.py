@@ -1,0 +1,212 @@
+"""Training on several processes that torchrun started: who is who, how the network is shared, and checkpoints of it.
+
+One process alone is a team of one, which needs no process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from eigenstep.optim import Spectral
+
+from .checkpoint import damaged
+from .console import UserError
+
+
+class Team:
+    """The processes of a run.
+
+    Attributes:
+        rank: number of this process.
+        size: how many there are.
+        way: how they share the network: "ddp" or "fsdp2".
+    """
+
+    def __init__(self, way: str = "ddp") -> None:
+        """Describe the processes as torchrun did, once the process group is set up; one process otherwise."""
+        self.way = way
+        together = dist.is_available() and dist.is_initialized()
+        self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that prints and writes."""
+        return self.rank == 0
+
+    def wrap(self, model: nn.Module, optimizer_name: str) -> nn.Module:
+        """Return the network to call in place of `model`, whose parameters may be replaced by shards."""
+        if self.size == 1:
+            return model
+        if self.way == "ddp":
+            return nn.parallel.DistributedDataParallel(model)
+        if not optimizer_name.startswith(("spectral", "adamw")):
+            raise UserError(f"optimizer {optimizer_name} cannot step sharded weights: use --parallel ddp with it")
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(next(model.parameters()).device.type, (self.size,))
+        for block in getattr(model, "blocks", []):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+
+    def check_batch(self, batch: int, accumulate: int) -> None:
+        """Raise unless a batch can be cut into equal parts for all processes."""
+        if batch % (self.size * accumulate):
+            parts = f"{self.size} processes" + (f" times accumulate = {accumulate}" if accumulate > 1 else "")
+            raise UserError(f"batch must be a multiple of {parts}, got {batch}")
+
+    def accumulating(self, network: Any, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Return the context of one pass of several whose gradients add up: processes exchange them in the last."""
+        if self.size > 1 and self.way == "ddp" and not last:
+            without: contextlib.AbstractContextManager[None] = network.no_sync()
+            return without
+        if self.size > 1 and self.way == "fsdp2":
+            network.set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
+    def part(self, tensor: Tensor) -> Tensor:
+        """Return this process's part of a batch."""
+        return tensor.chunk(self.size)[self.rank]
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """Return the mean of a tensor over the processes."""
+        if self.size > 1:
+            tensor = tensor / self.size
+            dist.all_reduce(tensor)
+        return tensor
+
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Tell whether any process raises a flag."""
+        if self.size == 1:
+            return flag
+        votes = torch.tensor([int(flag)], device=device)
+        dist.all_reduce(votes, dist.ReduceOp.MAX)
+        return bool(votes.item())
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def splits(self, optimizer: Optimizer) -> bool:
+        """Tell whether every process has only a part of the weights or of the optimizer's state."""
+        return self.size > 1 and (self.way == "fsdp2" or isinstance(optimizer, Spectral))
+
+
+@contextlib.contextmanager
+def together(way: str, device: str) -> Iterator[tuple[Team, str]]:
+    """Set up the process group if torchrun started this process; yield the team and this process's device.
+
+    A process group that is there already is used, and left as it is.
+
+    Args:
+        way: "ddp" or "fsdp2".
+        device: the device that the settings ask for.
+    """
+    if (dist.is_available() and dist.is_initialized()) or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Team(way), device
+        return
+    from torch.distributed.rendezvous import rendezvous
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device not in ("cpu", "cuda"):
+        raise UserError(
+            f"device must be cpu or cuda (each process takes a GPU of its own) under torchrun, got {device}"
+        )
+    if device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        torch.cuda.set_device(device)
+    store, rank, size = next(rendezvous("env://"))
+    # After a restart torchrun's store still has the addresses of processes that are gone: look under another name.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
+    backend = "nccl" if device.startswith("cuda") else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    try:
+        yield Team(way), device
+    finally:
+        dist.destroy_process_group()
+
+
+def save(path: Path, team: Team, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]) -> None:
+    """Write a checkpoint of which every process has a part; it appears under its name only once it is complete."""
+    from torch.distributed.checkpoint.state_dict_saver import save as write
+
+    partial = path.with_name(f".{path.name}.partial")
+    if team.leads:
+        shutil.rmtree(partial, ignore_errors=True)
+    team.wait()
+    write(_state(model, optimizer, progress), checkpoint_id=partial)
+    if team.leads:
+        shutil.rmtree(path, ignore_errors=True)
+        partial.replace(path)
+    team.wait()
+
+
+def load(path: Path, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]) -> dict[str, Any]:
+    """Load a checkpoint that any number of processes wrote, and return the progress that was saved with it."""
+    from torch.distributed.checkpoint import state_dict
+
+    found = _read(path, _state(model, optimizer, progress))
+    state_dict.set_model_state_dict(model, found["model"])
+    state_dict.set_optimizer_state_dict(model, optimizer, found["optimizer"])
+    saved: dict[str, Any] = found["progress"]
+    return saved
+
+
+def peek(path: Path, name: str) -> Any:
+    """Read one entry of the progress of a checkpoint, before anything is changed."""
+    return _read(path, {"progress": {name: None}})["progress"][name]
+
+
+def _read(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what is in a checkpoint; a damaged one gives an error that says what to do."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load as read
+
+    try:
+        read(content, checkpoint_id=path)
+    except CheckpointException as error:  # what went wrong on each rank
+        reason, _ = next(iter(error.failures.values()))
+        raise damaged(path, reason) from error
+    except Exception as error:  # a damaged file can make a decoder raise anything
+        raise damaged(path, error) from error
+    return content
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return all weights on the first process; all processes must call this."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    found: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    weights: dict[str, Tensor] = found
+    return weights
+
+
+def load_whole_weights(model: nn.Module, weights: dict[str, Any]) -> None:
+    """Load weights that every process has in full."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    if dist.is_available() and dist.is_initialized():
+        set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+    else:
+        model.load_state_dict(weights)
+
+
+def _state(model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+    weights, state = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": state, "progress": progress}

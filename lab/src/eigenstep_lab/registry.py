@@ -1,0 +1,204 @@
+"""Optimizers by name, all built the same way: ours and those we compare with, each from its own package.
+
+    optimizer = build("soap", model.named_parameters(), lr=1e-3, weight_decay=0.01, interval=2)
+
+Learning rates mean about the same to all of them: an update has entries of size about `lr`. Weight decay is always
+decoupled (p ← p − lr · weight_decay · p). Everything else is left as its authors chose it, but for what makes learning
+rates comparable: Muon's updates have the size of AdamW's (`match_rms_adamw`), Scalable Shampoo's that of RMSprop's.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from eigenstep.optim import Spectral
+
+from .console import UserError, require
+
+Named = list[tuple[str, Tensor]]
+
+NOT_HIDDEN = ("embed", "position", "head")
+"""A parameter whose name has one of these parts is the input or output of a network, not a hidden layer."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One optimizer.
+
+    Attributes:
+        summary: What it is and where it comes from.
+        make: Called with the named parameters, lr and weight decay, and the options of `build`.
+        interval: The option of `make` that says how many steps go by between preconditioner updates, if any.
+    """
+
+    summary: str
+    make: Callable[..., Optimizer]
+    interval: str | None = "interval"
+
+
+def build(
+    name: str,
+    named_parameters: Iterable[tuple[str, Tensor]],
+    lr: float,
+    weight_decay: float = 0.0,
+    *,
+    interval: int | list[tuple[int, int]] = 2,
+    **options: Any,
+) -> Optimizer:
+    """Build an optimizer.
+
+    Args:
+        name: One of `OPTIMIZERS`.
+        named_parameters: What `model.named_parameters()` gives; frozen parameters are left out.
+        lr: Learning rate.
+        weight_decay: Decoupled weight decay.
+        interval: Steps between two updates of the preconditioner; optimizers without one do not look at it. Ours take a
+            schedule as well.
+        **options: Passed on to the optimizer's own constructor.
+    """
+    if name not in OPTIMIZERS:
+        raise UserError(f"no optimizer {name!r}: expected one of {', '.join(OPTIMIZERS)}")
+    for argument, value in (("lr", lr), ("weight_decay", weight_decay)):
+        if not (math.isfinite(value) and value >= 0):
+            raise UserError(f"{argument} must be finite and at least 0, got {value}")
+    if isinstance(interval, int) and interval < 1:
+        raise UserError(f"interval must be at least 1 step, got {interval}")
+    named = [(key, parameter) for key, parameter in named_parameters if parameter.requires_grad]
+    if not named:
+        raise UserError("named_parameters has no parameter that requires a gradient")
+    entry = OPTIMIZERS[name]
+    return entry.make(named, lr, weight_decay, **({entry.interval: interval} if entry.interval else {}), **options)
+
+
+class Together(Optimizer):
+    """Several optimizers, each with its own parameters, that step, save and load as one."""
+
+    def __init__(self, parts: list[Optimizer]) -> None:
+        """Join optimizers; their parameter groups are kept in their order."""
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self.parts = parts
+        self._share()
+
+    def _share(self) -> None:
+        """Make the parts work on this optimizer's groups and state, which are the ones that are saved and loaded."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.param_groups = [next(groups) for _ in part.param_groups]
+            part.state = self.state
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Keep the parts in copies and pickles."""
+        return {**super().__getstate__(), "parts": self.parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state and hand it to the parts."""
+        super().__setstate__(state)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step every part."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()
+        return loss
+
+
+def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
+    """Tell whether Muon should update a parameter: the matrices, but for a network's input and output layers."""
+    return parameter.ndim == 2 and not any(part in name for part in NOT_HIDDEN)
+
+
+def _tensors(named: Named) -> list[Tensor]:
+    return [parameter for _, parameter in named]
+
+
+def _adamw(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+    return torch.optim.AdamW(_tensors(named), lr=lr, weight_decay=weight_decay, **options)
+
+
+def _muon(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+    if not hasattr(torch.optim, "Muon"):
+        raise UserError(f"torch.optim.Muon needs torch 2.9 or newer, this is {torch.__version__}")
+    hidden = [parameter for name, parameter in named if is_hidden_matrix(name, parameter)]
+    others = [parameter for name, parameter in named if not is_hidden_matrix(name, parameter)]
+    parts: list[Optimizer] = []
+    if hidden:
+        # Updates as large as AdamW's, so that one learning rate suits both parts.
+        options = {"adjust_lr_fn": "match_rms_adamw", **options}
+        parts.append(torch.optim.Muon(hidden, lr=lr, weight_decay=weight_decay, **options))
+    if others:
+        parts.append(torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay))
+    return Together(parts)
+
+
+def _heavyball(kind: str) -> Callable[..., Optimizer]:
+    def make(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+        heavyball = require("heavyball", "eigenstep-lab")
+        warnings.filterwarnings("ignore", "Learning rate changed between steps")  # schedules do that
+        if not named[0][1].is_cuda:
+            heavyball.utils.compile_mode = None  # on a CPU compiling takes minutes and gains nothing
+        optimizer: Optimizer = getattr(heavyball, kind)(_tensors(named), lr=lr, weight_decay=weight_decay, **options)
+        return optimizer
+
+    return make
+
+
+def _psgd_kron(named: Named, lr: float, weight_decay: float, interval: int, **options: Any) -> Optimizer:
+    options = {"preconditioner_update_probability": 1 / interval, **options}
+    return _heavyball("PSGDKron")(named, lr, weight_decay, **options)
+
+
+def _soap_reference(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+    soap = require("pytorch_optimizer", "eigenstep-lab").SOAP
+    optimizer: Optimizer = soap(_tensors(named), lr=lr, weight_decay=weight_decay, **options)
+    return optimizer
+
+
+def _scalable_shampoo(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+    package = require("pytorch_optimizer", "eigenstep-lab")
+    # Grafted on RMSprop, with averaged momentum: the size of its updates is then AdamW's too.
+    options = {
+        "graft_type": require("pytorch_optimizer.optimizer.utils.graft", "eigenstep-lab").LayerWiseGrafting.RMSPROP,
+        "moving_average_for_momentum": True,
+        "decoupled_weight_decay": True,
+        **options,
+    }
+    optimizer: Optimizer = package.ScalableShampoo(_tensors(named), lr=lr, weight_decay=weight_decay, **options)
+    return optimizer
+
+
+def _spectral(recipe: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    def make(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+        return recipe(named, lr, weight_decay=weight_decay, **options)
+
+    return make
+
+
+# To add an optimizer, write its maker above and one entry here.
+OPTIMIZERS: Mapping[str, Entry] = {
+    "spectral": Entry("Spectral, of this package", _spectral(Spectral)),
+    "spectral_fast": Entry("Spectral.fast, of this package", _spectral(Spectral.fast)),
+    "spectral_paper": Entry("Spectral.paper, the paper's recipe, of this package", _spectral(Spectral.paper)),
+    "adamw": Entry("AdamW, of torch", _adamw, interval=None),
+    "muon": Entry("Muon for hidden matrices, AdamW for the rest, of torch", _muon, interval=None),
+    "soap": Entry("SOAP, of heavyball", _heavyball("SOAP"), "precondition_frequency"),
+    "klsoap": Entry("KL-SOAP, of heavyball", _heavyball("KLSOAP"), "precondition_frequency"),
+    "klshampoo": Entry("KL-Shampoo, of heavyball", _heavyball("KLShampoo"), "precondition_frequency"),
+    "psgdkron": Entry("PSGD Kron, of heavyball", _psgd_kron),
+    "soap_reference": Entry("SOAP, of pytorch_optimizer", _soap_reference, "precondition_frequency"),
+    "scalable_shampoo": Entry(
+        "Scalable Shampoo, of pytorch_optimizer", _scalable_shampoo, "preconditioning_compute_steps"
+    ),
+}

@@ -1,0 +1,140 @@
+"""The benchmark: counting, areas, verdicts and resuming, on figures small enough to check by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eigenstep_lab import cli
+from eigenstep_lab.bench import search, search_bbob
+from eigenstep_lab.bench.search_peers import PEERS, TOLX, Counted, Over
+from eigenstep_lab.console import UserError
+
+from .problems import sphere
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "search.json"
+
+
+def test_counting() -> None:
+    counted = Counted(lambda x: float(x[0]), [10.0, 1.0, 0.1], budget=5)
+    for value in (20.0, 5.0, 7.0, 0.5):
+        assert counted(np.array([value])) == value
+    assert counted.hits == [2, 4, math.inf]
+    counted(np.array([3.0]))
+    with pytest.raises(Over):
+        counted(np.array([0.0]))
+    assert counted.evaluations == 5
+
+
+@pytest.mark.parametrize("peer", PEERS)
+@pytest.mark.parametrize("restarts", [None, "ipop"])
+def test_every_search_stays_within_the_budget_and_stops_at_the_last_target(peer: str, restarts: str | None) -> None:
+    if peer != "eigenstep":
+        pytest.importorskip({"pycma": "cma"}.get(peer, peer))
+    counted = Counted(lambda x: float(sphere(x)), [1.0, 1e-3], 2000)
+    PEERS[peer](counted, lambda rng: rng.uniform(-1, 1, 3), 0.5, 2000, restarts, 1, TOLX)
+    assert counted.hits[0] <= counted.hits[1] == counted.evaluations < 500
+    short = Counted(lambda x: float(sphere(x)), [1e-300], 50)
+    PEERS[peer](short, lambda rng: rng.uniform(-1, 1, 3), 0.5, 50, restarts, 1, TOLX)
+    assert short.evaluations <= 50
+
+
+def test_areas_and_curves() -> None:
+    d = 10
+    assert search_bbob.area([[10.0, 10.0]], d) == pytest.approx(1)
+    assert search_bbob.area([[10_000.0, math.inf]], d) == pytest.approx(0)
+    assert search_bbob.area([[10 * math.sqrt(1000)]], d) == pytest.approx(0.5)
+    hits = [[20.0, 100.0], [50.0, math.inf]]
+    np.testing.assert_allclose(search_bbob.ecdf(hits, d, np.array([1.0, 2.0, 5.0, 1000.0])), [0, 0.25, 0.5, 0.75])
+    # The area is the mean height of the curve over the logarithmic axis.
+    at = np.logspace(0, 3, 20_001)
+    assert search_bbob.ecdf(hits, d, at).mean() == pytest.approx(search_bbob.area(hits, d), abs=1e-3)
+
+
+def test_least_values_of_bbob() -> None:
+    cocoex = pytest.importorskip("cocoex")
+    suite = cocoex.Suite("bbob", "instances: 1", "dimensions: 2")
+    problem = suite.get_problem_by_function_dimension_instance(1, 2, 1)
+    least = search_bbob.least_value(problem)
+    assert least == pytest.approx(79.48)
+    assert problem(np.zeros(2)) > least
+
+
+def test_pieces_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cocoex")
+    monkeypatch.setattr(search_bbob, "BUDGET", 20)
+    hits = search_bbob.run_function(tmp_path, "eigenstep", 1, 2, range(1, 3))
+    assert len(hits) == 2
+    assert len(hits[0]) == len(search_bbob.TARGETS)
+    assert math.isinf(hits[0][-1])
+    monkeypatch.setattr(search_bbob, "PEERS", {})  # a second computation would fail
+    assert search_bbob.run_function(tmp_path, "eigenstep", 1, 2, range(1, 3)) == hits
+    next(tmp_path.iterdir()).write_text("{")
+    with pytest.raises(UserError, match="delete it"):
+        search_bbob.run_function(tmp_path, "eigenstep", 1, 2, range(1, 3))
+
+
+def test_command_on_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("cma", "cmaes"):
+        pytest.importorskip(package)
+    monkeypatch.setattr(search, "OVERHEAD_DIMENSIONS", (3,))
+    options = ["--parts", "functions", "restarts", "overhead", "--function-dimensions", "3", "--seeds", "2"]
+    places = ["--directory", str(tmp_path), "--plot", str(tmp_path / "p.png"), "--json", str(tmp_path / "r.json")]
+    small = ["--restart-seeds", "1", "--restart-budget", "100"]
+    assert cli.main(["bench", "search", *options, *small, *places]) == 0
+    result = json.loads((tmp_path / "r.json").read_text())["result"]
+    assert set(result["functions"]["3"]) == set(search.EASY)
+    assert [v["holds"] for v in result["verdicts"]] == [v.holds for v in search.verdicts(result)]
+    assert len(result["verdicts"]) == 3 + 2 + 1
+    assert (tmp_path / "p.png").stat().st_size > 1000
+
+
+def bbob(ours: float, pycma: float, cmaes: float) -> dict[str, Any]:
+    areas = {"eigenstep": ours, "pycma": pycma, "cmaes": cmaes}
+    return {p: {"area": a, "functions": {"1": a, "2": 0.5}, "instances": "1-5"} for p, a in areas.items()}
+
+
+def test_verdicts_can_fail() -> None:
+    computed: dict[str, Any] = {
+        "functions": {
+            "10": {"Ackley": {"eigenstep": [50, 70, None], "pycma": [100, 100, 100]}},
+            "20": {"Ackley": {"eigenstep": [80, None, None], "pycma": [100, 100, 100]}},
+        },
+        "restarts": {"10": {"Schaffer": {"eigenstep": [5, None], "pycma": [7, 8]}}},
+        "bbob": {"dimensions": {"5": bbob(0.3, 0.2, 0.31)}},
+        "overhead": {"40": {"eigenstep": 1.0, "pycma": 2.0}, "80": {"eigenstep": 1.0, "pycma": 2.0}},
+    }
+    found = {
+        v.quantity.split(":")[0] + (" cmaes" if "cmaes" in v.quantity else ""): v for v in search.verdicts(computed)
+    }
+    assert {name: v.holds for name, v in found.items()} == {
+        "Ackley, d = 10": True,
+        "Ackley, d = 20": False,
+        "Schaffer, d = 10": False,
+        "BBOB, d = 5": True,
+        "BBOB, d = 5 cmaes": False,
+        "d = 40": False,
+        "d = 80": True,
+    }
+    assert found["Ackley, d = 10"].value == pytest.approx(0.7)
+    assert search.worse(computed["bbob"]["dimensions"]["5"], "cmaes") == []
+    assert search.worse(bbob(0.2, 0.3, 0.1), "pycma") == ["f1 (-0.10)"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"), [(["--seeds", "0"], "at least 1"), (["--instances", "5", "1"], "first and the last")]
+)
+def test_impossible_options(options: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "search", *options]) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="no published figures")
+def test_published_verdicts_follow_from_published_figures() -> None:
+    result = json.loads(RESULTS.read_text())["result"]
+    assert [v["holds"] for v in result["verdicts"]] == [v.holds for v in search.verdicts(result)]

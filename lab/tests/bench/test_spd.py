@@ -1,0 +1,89 @@
+"""The benchmark of SPD solvers: its problems against autodiff, its meter, its command, and what is published."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from eigenstep_lab import cli
+from eigenstep_lab.bench import spd, spd_stochastic
+from eigenstep_lab.bench.spd_problems import PROBLEMS
+from eigenstep_lab.bench.spd_solvers import Meter, Over, ours
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_hand_written_derivatives_are_those_of_autodiff(name: str) -> None:
+    torch.manual_seed(0)
+    problem = PROBLEMS[name](4, 10.0, 0)
+    S = torch.randn(4, 4, dtype=torch.float64)
+    S = S @ S.T + torch.eye(4)
+    V = torch.randn(4, 4, dtype=torch.float64)
+    V = V + V.T
+    assert problem.cost(S.numpy()) == pytest.approx(problem.value(S).item())
+    leaf = S.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(problem.value(leaf), leaf, create_graph=True)
+    symmetric = (gradient + gradient.T) / 2
+    np.testing.assert_allclose(problem.gradient(S.numpy()), symmetric.detach().numpy(), rtol=1e-9)
+    (product,) = torch.autograd.grad((symmetric * V).sum(), leaf)
+    product = (product + product.T) / 2
+    np.testing.assert_allclose(problem.hessian(S.numpy(), V.numpy()), product.numpy(), rtol=1e-9)
+
+
+def test_meter_counts_and_stops() -> None:
+    meter = Meter(PROBLEMS["log-det"](4, 10.0, 0), 1e-8, 1000, 10.0)
+    meter.run(ours)
+    assert meter.message == "reached"
+    assert meter.best <= 1e-8
+    assert 0 < meter.gradients < meter.values < 40
+    short = Meter(PROBLEMS["log-det"](4, 10.0, 0), 1e-8, 3, 10.0)
+    short.run(ours)
+    assert (short.message, short.gradients) == ("3 gradients", 3)
+    with pytest.raises(Over, match="reached"):
+        meter.see(meter.problem.least)
+
+
+@pytest.mark.parametrize("name", spd_stochastic.PROBLEMS)
+def test_stochastic_gaps_are_zero_at_the_solution_and_losses_add_up(name: str) -> None:
+    problem = spd_stochastic.PROBLEMS[name](3, 10.0, 2, 0)
+    S = torch.eye(3, dtype=torch.float64).expand(2, -1, -1).clone().requires_grad_()
+    everything = torch.arange(spd_stochastic.SAMPLES)
+    (slope,) = torch.autograd.grad(problem.loss(S, everything).sum(), S)
+    (other,) = torch.autograd.grad(problem.gap(S).sum(), S)
+    torch.testing.assert_close(slope + slope.mT, other + other.mT, rtol=1e-6, atol=1e-8)
+    assert (problem.gap(S) > 0).all()
+
+
+def test_verdicts_follow_from_the_figures() -> None:
+    entry = {"problem": "log-det", "condition": 10.0, "reached": True}
+    figures = {"ours": (8, 0.02), spd.CG: (8, 0.01), spd.TR: (30, 0.02)}
+    main = [{**entry, "solver": s, "gradients": g, "seconds": t} for s, (g, t) in figures.items()]
+    found = spd.verdicts({"main": main, "slopes": {"paper": {"Cholesky": 1.0}}})
+    assert [v["holds"] for v in found] == [True, False, False]  # as many are no more, as long is not less
+    main[0]["reached"] = False
+    assert not any(v["holds"] for v in spd.verdicts({"main": main, "slopes": {}}))
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for package in ("pymanopt", "geoopt", "rich", "matplotlib"):
+        pytest.importorskip(package)
+    options = ["--size", "3", "--conditions", "10", "--rounds", "1", "--sizes", "2", "--seeds", "1", "--steps", "12"]
+    files = ["--seconds", "0.2", "--json", str(tmp_path / "spd.json"), "--plot", str(tmp_path / "spd.png")]
+    assert cli.main(["bench", "spd", *options, *files]) == 0
+    result = json.loads((tmp_path / "spd.json").read_text())["result"]
+    assert {e["solver"] for e in result["main"]} == set(spd.SEARCHING)
+    assert all(e["reached"] for e in result["main"] if e["solver"] == "ours")
+    assert {e["solver"] for e in result["fixed"]} == set(spd.FIXED)
+    assert (tmp_path / "spd.png").stat().st_size > 0
+    assert "Verdicts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("option", "text"), [("--rounds", "--rounds must be at least 1"), ("--gap", "positive")])
+def test_impossible_options(option: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "spd", option, "0"]) == 2
+    assert text in capsys.readouterr().err

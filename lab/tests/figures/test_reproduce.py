@@ -1,0 +1,265 @@
+import itertools
+import json
+import math
+import re
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import linalg
+
+from eigenstep import Full, OuterProducts
+from eigenstep_lab import cli, figures, report, reproduce
+from eigenstep_lab.baselines import eigen
+from eigenstep_lab.baselines.van_loan import dense_curvature
+from eigenstep_lab.bench import pages
+from eigenstep_lab.console import UserError
+from eigenstep_lab.figures import exact_vs_truncated, gradient_free, low_precision, matching, spd
+from eigenstep_lab.figures.training import RoundedWeights
+from eigenstep_lab.functions import FUNCTIONS
+from eigenstep_lab.results import Curve, Panel, Result, Table, Verdict, typical_ratio
+from eigenstep_lab.tasks import TASKS
+
+CPU = torch.device("cpu")
+MINIATURES = {
+    "full_matrix": matching.Settings(sizes=(6,), seeds=2, steps=6, lr=0.01, points=3),
+    "kronecker": matching.Settings(sizes=(2, 3), seeds=2, steps=6, lr=0.01, points=3),
+    "spd": spd.Settings(dimension=4, seeds=2, steps=40, samples=20, minibatch=10, target=0.5),
+    "gradient_free": gradient_free.Settings(dimension=2, seeds=3, generations=12, target=2.0),
+    "exact_vs_truncated": exact_vs_truncated.Settings("digits", steps=2, seeds=1, sides=(4,)),
+    "low_precision": low_precision.Settings(("digits",), steps=2, seeds=1, lrs=(1e-2,)),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def few_test_batches(monkeypatch):
+    """Training figures evaluate on few pictures."""
+    from eigenstep_lab.figures import training
+
+    monkeypatch.setattr(training, "TEST_BATCHES", 2)
+
+
+def make(name, seed=0):
+    planned = reproduce.plan(name, full=False, seed=seed)
+    section = reproduce.make(replace(planned, settings=asdict(MINIATURES[name])), seed=seed, device=CPU)
+    assert isinstance(section.result, Result), section.result
+    return section
+
+
+def untimed(result):
+    """All numbers that must be the same in every run."""
+    plain = result.as_dict()
+    parts = [part for kind in ("panels", "verdicts", "tables") for part in plain[kind] if not part["timed"]]
+    return json.dumps(parts)
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_every_figure_shows_the_papers_scheme_and_ours_and_ends_in_verdicts(name, few_test_batches, tmp_path):
+    section = make(name)
+    for panel in section.result.panels:
+        assert any(curve.startswith("paper") for curve in panel.curves)
+        assert any(curve.startswith("ours") for curve in panel.curves)
+        for curve in panel.curves.values():
+            assert all(len(run) == len(curve.x) > 0 for run in curve.runs)
+            assert np.isfinite(curve.runs).all()
+    for family in ("paper", "ours"):
+        assert any(verdict.scheme.startswith(family) for verdict in section.result.verdicts)
+    assert all(math.isfinite(v.value) for v in section.result.verdicts if not v.timed)
+    assert untimed(make(name).result) == untimed(section.result)
+    if name in ("full_matrix", "kronecker", "spd"):
+        assert untimed(make(name, seed=1).result) != untimed(section.result)
+
+    report.write_figure(tmp_path, section, {"seed": 0, "commit": "abc"})
+    again = report.read_figure(tmp_path, replace(section, result=""), {"seed": 0, "commit": "other"})
+    assert again == replace(section, commit="abc", result=again.result)
+    assert again.result.as_dict() == json.loads(json.dumps(section.result.as_dict()))
+    assert report.read_figure(tmp_path, section, {"seed": 1}) is None
+    assert report.read_figure(tmp_path, replace(section, settings={}), {"seed": 0}) is None
+    written = json.loads((tmp_path / f"{name}.json").read_text())
+    assert written["figure"] == name
+    assert [v["holds"] for v in written["verdicts"]] == [v.holds for v in section.result.verdicts]
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert b"</svg>" in (tmp_path / f"{name}.svg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "at_least", "holds"),
+    [(1.0, False, True), (1.01, False, False), (1.0, True, True), (0.99, True, False)]
+    + [(math.nan, way, False) for way in (False, True)],
+)
+def test_a_verdict_follows_from_the_figure_and_the_limit(value, at_least, holds):
+    assert Verdict("claim", "ours", "ratio", value, limit=1.0, at_least=at_least).holds is holds
+
+
+def test_curves_give_quantiles_in_which_divergence_ranks_last():
+    curve = Curve([1.0, 2.0], [[1.0, math.nan], [2.0, 5.0], [3.0, math.inf]])
+    assert curve.quantile(0.5) == [2.0, math.inf]
+    assert curve.quantile(0.1) == [1.0, 5.0]
+
+
+def test_the_typical_ratio_is_a_geometric_mean_over_pairs():
+    two, half = Curve([1.0, 2.0], [[2.0, 8.0]]), Curve([1.0, 2.0], [[1.0, 2.0]])
+    assert typical_ratio(two, half) == pytest.approx(math.sqrt(2 * 4))
+    assert math.isnan(typical_ratio(Curve([1.0], [[math.nan]]), Curve([1.0], [[1.0]])))
+    assert typical_ratio(Curve([1.0], [[math.inf]]), Curve([1.0], [[1.0]])) > 1e300
+
+
+def test_distances_agree_with_scipy():
+    torch.manual_seed(0)
+    a, b = (torch.randn(5, 5, dtype=torch.float64) for _ in range(2))
+    a, b = a @ a.T, b @ b.T
+    root = linalg.sqrtm(b.numpy())
+    squared = np.trace(a) + np.trace(b) - 2 * np.trace(linalg.sqrtm(root @ a.numpy() @ root)).real
+    assert float(matching.wasserstein(a, b)) == pytest.approx(math.sqrt(squared / np.trace(b)))
+    assert float(matching.wasserstein(a, a)) == pytest.approx(0, abs=1e-6)
+    assert float(matching.frobenius(a, b)) == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def test_the_truth_of_iterate_matching_is_the_default_scheme():
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    dense = matching.random_spd(4, 3, 10, generator)
+    curvature = OuterProducts(torch.randn(1, 3, 4, dtype=torch.float64))
+    want = eigen.update(Full.from_dense(dense), curvature, lr=0.1).dense()
+    torch.testing.assert_close(0.9 * dense + 0.1 * dense_curvature(curvature), want)
+
+
+def test_spectral_nes_follows_the_same_natural_gradient_as_xnes():
+    torch.manual_seed(0)
+    mean = torch.randn(2, 4, dtype=torch.float64)
+    start = Full.from_dense(matching.random_spd(4, 2, 10, torch.Generator().manual_seed(0)))
+    z, utilities = torch.randn(6, 2, 4, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
+    for rotation in (s.rotation for s in gradient_free.strategies(mean).values() if hasattr(s, "rotation")):
+        strategy = gradient_free.SpectralNES(mean, start, rotation)
+        deviation = strategy.sample(z) - mean
+        covariance = start.dense(-1)
+        moment = torch.einsum("k...,k...i,k...j->...ij", utilities, deviation, deviation)
+        direction = moment - utilities.sum(0)[..., None, None] * covariance
+        errors = []
+        for lr in (1e-4, 1e-6):
+            moved = strategy.update(z, utilities, lr=lr)
+            torch.testing.assert_close(moved.mean, mean + (utilities[..., None] * deviation).sum(0))
+            errors.append(float((moved.precision.dense(-1) - covariance - lr * direction).norm()))
+        assert math.log(errors[0] / errors[1], 100) == pytest.approx(2, abs=0.05)
+
+
+def literal(name, w):
+    """The paper's formulas, with numpy and loops."""
+    d, pairs = len(w), list(itertools.pairwise(w))
+    if name == "Ackley":
+        e1, e2 = np.exp(-0.2 * np.sqrt(np.mean(w**2))), np.exp(np.mean(np.cos(2 * np.pi * w)))
+        return 20 - 20 * e1 + np.e - e2
+    if name == "Rosenbrock":
+        return sum(100 * (b - a**2) ** 2 + (a - 1) ** 2 for a, b in pairs)
+    if name == "Bohachevsky":
+        waves = sum(-0.3 * np.cos(3 * np.pi * a) - 0.4 * np.cos(4 * np.pi * b) + 0.7 for a, b in pairs)
+        return sum(a**2 + 2 * b**2 for a, b in pairs) + waves
+    if name == "Schaffer":
+        squares = [a**2 + b**2 for a, b in pairs]
+        return sum(s**0.25 * (np.sin(50 * s**0.1) ** 2 + 1) for s in squares)
+    return np.sum(w**2) / 4000 - np.prod(np.cos(w / np.sqrt(np.arange(1, d + 1)))) + 1
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_the_papers_and_vanish_at_their_minimum(name):
+    function = FUNCTIONS[name]
+    points = torch.randn(3, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    want = [[literal(name, w) for w in row] for row in points.numpy()]
+    torch.testing.assert_close(function(points), torch.tensor(want))
+    assert float(function(torch.full((5,), function.coordinate, dtype=torch.float64))) == 0
+    assert (function(points) > 0).all()
+    with pytest.raises(ValueError, match="d >= 2"):
+        function(torch.zeros(3, 1))
+    with pytest.raises(TypeError, match="floating-point"):
+        function(torch.zeros(3, 2, dtype=torch.int64))
+
+
+def test_rounded_weights_compute_in_float32_with_bfloat16_weights_and_gradients():
+    plain = TASKS["digits"]().model(0)
+    rounded = RoundedWeights(TASKS["digits"]().model(0)).to(torch.bfloat16)
+    for parameter in plain.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    inputs = torch.randn(4, 1, 8, 8)
+    torch.testing.assert_close(rounded(inputs), plain(inputs))
+    rounded(inputs).sum().backward()
+    assert {parameter.grad.dtype for parameter in rounded.parameters()} == {torch.bfloat16}
+
+
+def toy(verdict=None):
+    curves = {"paper": Curve([1.0, 2.0], [[1.0, 0.1]]), "ours <fast>": Curve([1.0, 2.0], [[1.0, 0.2]])}
+    verdict = verdict or Verdict("It is fast & good.", "ours", "ratio", 2.0, limit=1.0)
+    return Result([Panel("A", "x", "y", curves)], [verdict], [Table("T", ("a", "b"), [("1", "<2>")])])
+
+
+def test_the_report_is_one_page_that_needs_nothing_else(tmp_path):
+    good = report.Section(
+        "one", "First", "Text.\n\nMore <text>.", {"steps": 3}, "eigenstep reproduce one", 1.0, "abc", toy()
+    )
+    bad = report.Section("two", "Second", "Text.", {}, "eigenstep reproduce two", 1.0, "abc", "no data & no luck")
+    report.write_report(tmp_path / "report.html", [good, bad], {"command": "eigenstep reproduce all", "torch": "2"})
+    page = (tmp_path / "report.html").read_text()
+    assert "0 of 1 checks hold" in page
+    assert "does not hold" in page
+    assert "no data &amp; no luck" in page
+    assert "More &lt;text&gt;." in page
+    assert page.count("data:image/svg+xml;base64,") == 1
+    assert not re.search(r"(src|href)=['\"](?!data:|#)", page)
+
+
+def test_the_same_numbers_give_the_same_pictures():
+    assert report.pictures(toy()) == report.pictures(toy())
+
+
+def test_all_goes_on_when_one_figure_cannot_be_made(tmp_path, monkeypatch, capsys):
+    made = []
+
+    def fake(planned, **_):
+        made.append(planned.name)
+        return replace(planned, result="out of luck" if planned.name == "spd" else toy())
+
+    few = {name: figures.FIGURES[name] for name in ("full_matrix", "spd")}
+    monkeypatch.setattr(reproduce, "FIGURES", few)
+    monkeypatch.setattr(reproduce, "make", fake)
+    command = ["reproduce", "all", "--quick", "--jobs", "1", "--directory", str(tmp_path)]
+    assert cli.main(command) == 2
+    assert "could not be made, see above: spd" in capsys.readouterr().err
+    assert {path.stem for path in tmp_path.glob("*.json")} == {"full_matrix", "report"}
+    (table,) = pages.read(tmp_path / "report.json")["result"]["tables"]
+    assert table["title"].startswith("Full-matrix scheme (commit ")
+    assert "out of luck" in (tmp_path / "report.html").read_text()
+
+    # What is there is not made again, unless one asks for it or it cannot be read.
+    assert cli.main(command) == 2
+    assert made == ["full_matrix", "spd", "spd"]
+    assert "made before, at commit" in capsys.readouterr().out
+    assert cli.main([*command, "--again"]) == 2
+    (tmp_path / "full_matrix.json").write_text("{")
+    assert cli.main(command) == 2
+    assert made[3:] == ["full_matrix", "spd"] * 2
+
+
+def test_missing_devices_and_data_are_named(monkeypatch, capsys, tmp_path):
+    assert cli.main(["reproduce", "spd", "--device", "cuda:99", "--directory", str(tmp_path)]) == 2
+    assert "device 'cuda:99' cannot be used here" in capsys.readouterr().err
+
+    def fail(*_, **__):
+        raise UserError("no such data")
+
+    monkeypatch.setattr(spd, "run", fail)
+    assert reproduce.make(reproduce.plan("spd", full=False, seed=0), seed=0, device=CPU).result == "no such data"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_figures_come_in_order_however_they_are_made(jobs):
+    assert list(reproduce._make_all(["b", "a", "c"], jobs, str.upper)) == ["B", "A", "C"]
+
+
+def test_impossible_numbers_of_jobs(capsys):
+    assert cli.main(["reproduce", "spd", "--jobs", "0"]) == 2
+    assert "--jobs must be at least 1" in capsys.readouterr().err

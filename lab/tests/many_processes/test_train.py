@@ -1,0 +1,127 @@
+"""`eigenstep train` on several processes: they train as one, and survive the death of one of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from eigenstep_lab import checkpoint, trainer
+from eigenstep_lab.console import UserError
+
+from .checks import NETWORK, RUN, run_settings
+from .conftest import Results
+from .test_equality import distance
+
+ROUNDING = 1e-4
+"""Float32 sums in another order: one process that takes its batches in two parts is 7e-6 from one that does not."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(found: Results, ranks_folder: Path) -> Path:
+    """The folder of runs of two processes, without any accident."""
+    return ranks_folder / "runs" / "2"
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = torch.load(folder / "model.pt", weights_only=True)
+    return found
+
+
+def difference(mine: Path, theirs: Path) -> float:
+    """Distance of weights that gradients decide: softmax does not depend on the biases of keys, which follow noise."""
+    kept = [{name: w for name, w in weights(folder).items() if "key.bias" not in name} for folder in (mine, theirs)]
+    return distance(*kept)
+
+
+@pytest.fixture(scope="module", params=["spectral", "adamw"])
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, undisturbed: Path) -> Path:
+    """The same run by one process; the folder has the optimizer's name."""
+    folder = tmp_path_factory.mktemp("alone") / request.param
+    trainer.train(run_settings(undisturbed, optimizer=request.param), folder)
+    return folder
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_two_processes_train_as_one(undisturbed: Path, alone: Path, way: str) -> None:
+    both = undisturbed / f"{alone.name}-{way}"
+    assert difference(both, alone) <= ROUNDING
+    logs = [list(csv.DictReader((folder / "log.csv").open())) for folder in (both, alone)]
+    assert len(logs[0]) == 2
+    for ours, theirs in zip(*logs, strict=True):
+        for name in ("step", "loss", "lr", "test_loss"):
+            if theirs[name]:
+                assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-6)
+    ending = "pt" if both.name == "adamw-ddp" else "dcp"  # there the first process has everything
+    names = sorted(path.name for path in both.glob("*step-*"))
+    assert names == [f"step-000000006.{ending}", f"step-000000008.{ending}"]
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_parts_of_a_batch_add_up(undisturbed: Path, way: str) -> None:
+    assert difference(undisturbed / f"parts-{way}", undisturbed / f"spectral-{way}") <= ROUNDING
+
+
+def as_of_step_6(run: Path, folder: Path) -> Path:
+    """Copy a run, and take away what it did after step 6."""
+    shutil.copytree(run, folder)
+    for name in ("model.pt", "result.json"):
+        (folder / name).unlink()
+    checkpoint.delete(checkpoint.list_checkpoints(folder)[-1])
+    return folder
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_one_process_goes_on(undisturbed: Path, alone: Path, tmp_path: Path, way: str) -> None:
+    run = as_of_step_6(undisturbed / f"{alone.name}-{way}", tmp_path / "run")
+    trainer.train(run_settings(undisturbed, optimizer=alone.name), run)
+    assert difference(run, alone) <= ROUNDING
+
+
+@pytest.mark.parametrize("file", [".metadata", "__1_0.distcp"])
+def test_damaged_checkpoints(undisturbed: Path, tmp_path: Path, file: str) -> None:
+    run = as_of_step_6(undisturbed / "spectral-fsdp2", tmp_path / "run")
+    damaged = run / "step-000000006.dcp" / file
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"step-000000006.dcp is damaged .*: delete it and repeat the command"):
+        trainer.train(run_settings(undisturbed), run)
+
+
+def test_stopped_processes_go_on(undisturbed: Path) -> None:
+    mine, theirs = weights(undisturbed / "stopped"), weights(undisturbed / "spectral-fsdp2")
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(("way", "place", "at"), [("ddp", "step", 5), ("fsdp2", "save", 2)])
+def test_a_killed_process_changes_nothing(undisturbed: Path, tmp_path: Path, way: str, place: str, at: int) -> None:
+    """Torchrun starts all processes anew, and they go on from step 3."""
+    options = {**RUN, "data": undisturbed / "poem.txt", "parallel": way, "directory": tmp_path / "run"}
+    chosen = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    chosen += [f"--model-option={name}={value}" for name, value in NETWORK.items()]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    kill = {"KILL_IN": place, "KILL_AT": str(at), "KILL_MARKER": str(tmp_path / "killed")}
+    done = subprocess.run(
+        [*launch, str(Path(__file__).with_name("killed.py")), "train", *chosen],
+        env={**os.environ, **kill},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed
+    assert (tmp_path / "killed").exists()
+    assert "exitcode: -9" in printed
+    assert "Going on with the run" in printed
+    mine, theirs = weights(tmp_path / "run"), weights(undisturbed / f"spectral-{way}")
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == 8

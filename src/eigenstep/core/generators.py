@@ -1,0 +1,92 @@
+"""Generators of the basis rotation: which skew-symmetric ``N`` turns the basis towards new curvature.
+
+One step of learning wants the eigenvectors of ``A = (1 - gamma beta) Diag(d) + beta W``, the average of old and new
+curvature in the current eigenbasis. Its off-diagonal entries say how far the basis ``B`` is from diagonalizing it;
+a rotation turns them into ``N``, and the basis becomes ``B Cayley(N)``. All agree to first order in ``beta`` where
+eigenvalues are distinct; they differ in what happens where eigenvalues are close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .numerics import diagonal
+
+Rotation = Callable[[Tensor, Tensor], Tensor]
+"""``rotation(d, A) -> N``: eigenvalues ``(*batch, n)``, average ``(*batch, n, n)``, generator ``(*batch, n, n)``."""
+
+
+def moore_penrose(eigs: Tensor, average: Tensor, *, gap: float = 1e-6) -> Tensor:
+    """The paper's rotation, ``N_ij = -A_ij / (2 (d_i - d_j))``, zero for eigenvalues that are nearly equal.
+
+    Args:
+        eigs: ``d``, shape ``(*batch, n)``.
+        average: ``A``, shape ``(*batch, n, n)``.
+        gap: eigenvalues whose difference is at most this fraction of the larger one count as equal (the
+            Moore-Penrose inverse of the Fisher metric).
+    """
+    difference = eigs[..., :, None] - eigs[..., None, :]
+    larger = torch.maximum(eigs[..., :, None], eigs[..., None, :])
+    apart = difference.abs() > gap * larger
+    generator = -0.5 * average / difference.where(apart, 1.0)
+    limit = torch.finfo(generator.dtype).max
+    return torch.where(apart, generator.clamp(-limit, limit), 0.0)
+
+
+def normalized(eigs: Tensor, average: Tensor, *, rate: float | Tensor = 0.5, gap: float = 0.1) -> Tensor:
+    """The paper's rotation for neural networks, :func:`moore_penrose` rescaled to the norm ``rate / 2``.
+
+    Args:
+        eigs: ``d``, shape ``(*batch, n)``.
+        average: ``A``, shape ``(*batch, n, n)``.
+        rate: the paper's second step size, beta-bar-2; below 2, so that the truncated Cayley map converges.
+        gap: relative gap below which eigenvalues count as equal.
+    """
+    direction = moore_penrose(eigs, average, gap=gap)
+    # The entries may be huge: scale by the largest before squaring them.
+    largest = direction.abs().amax((-2, -1), keepdim=True)
+    direction = direction / largest.clamp_min(torch.finfo(direction.dtype).tiny)
+    norm = torch.linalg.matrix_norm(direction, keepdim=True)
+    return (rate / 2) * direction / norm.clamp_min(torch.finfo(direction.dtype).tiny)
+
+
+def bounded(eigs: Tensor, average: Tensor, *, pairwise: bool = False) -> Tensor:
+    """Our rotation: Jacobi angles softened so that they stay bounded and move at exact ties.
+
+    ``N_ij = -A_ij sgn(D_ij) / (|D_ij| + sqrt(D_ij^2 + 4 e_ij))`` with ``D_ij = A_ii - A_jj``. Every row has a norm of
+    at most ``1/sqrt(2)``, without any threshold for eigenvalues that are nearly equal.
+
+    Args:
+        eigs: unused; what counts is the diagonal of ``A``.
+        average: ``A``, shape ``(*batch, n, n)``.
+        pairwise: take ``e_ij = A_ij^2``, the exact Jacobi angle of each pair by itself, best for low-rank or
+            deterministic curvature. By default ``e_ij`` is the mean squared norm of rows ``i`` and ``j`` off the
+            diagonal, best for noisy gradients.
+    """
+    # Scaling A leaves N unchanged; at unit size, squares neither overflow nor vanish.
+    largest = torch.linalg.vector_norm(average, torch.inf, dim=(-2, -1), keepdim=True)
+    off = average / largest.clamp_min(torch.finfo(average.dtype).tiny)
+    values = diagonal(off).clone()
+    diagonal(off).zero_()
+    # From here on in place: these matrices are as large as the bases, and memory is what takes the time.
+    size = (values[..., :, None] - values[..., None, :]).add_(_tie_breaker(off))
+    root = size.square()
+    if pairwise:
+        root.addcmul_(off, off, value=4)
+    else:
+        rows = 2 * torch.linalg.vector_norm(off, dim=-1).square()
+        root.add_(rows[..., :, None]).add_(rows[..., None, :])
+    size.add_(root.sqrt_().copysign_(size))
+    # Entries whose squares vanish in this number format must not blow up: with this floor their rows stay short, too.
+    floor = 2 * off.shape[-1] * torch.finfo(off.dtype).tiny ** 0.5
+    return off.neg_().div_(size.abs().clamp_min_(floor).copysign_(size))
+
+
+def _tie_breaker(like: Tensor) -> Tensor:
+    """Return a skew-symmetric matrix too small to matter except where two eigenvalues are equal."""
+    n = like.shape[-1]
+    upper = torch.full((n, n), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device).triu_(1)
+    return upper - upper.T

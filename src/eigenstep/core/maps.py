@@ -1,0 +1,117 @@
+"""Maps from local coordinates to the constraint sets: orthogonal matrices and positive vectors.
+
+The paper's update moves a basis ``B`` by ``B Cayley(N)`` with a skew-symmetric generator ``N`` and the
+eigenvalues ``d`` by ``d * exp(h / d)`` with a tangent vector ``h``. Both maps come exact and truncated; the
+truncated ones need matrix products only, so they run in low precision and on every accelerator.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .numerics import HALF, accumulation_dtype, diagonal, largest, matmul, transpose
+
+
+def _plus_identity(matrix: Tensor) -> Tensor:
+    result = matrix.clone()
+    diagonal(result).add_(1)
+    return result
+
+
+def cayley(generator: Tensor) -> Tensor:
+    """Return ``Cayley(N) = (I + N)(I - N)^-1``, an orthogonal matrix for every skew-symmetric ``N``.
+
+    Entries are cut at ``1 / sqrt(eps)``, where a pair of axes turns by half a turn up to ``sqrt(eps)``: beyond it,
+    rounding in the solve would spoil the orthogonality.
+
+    Args:
+        generator: skew-symmetric ``N``, shape ``(*batch, n, n)``.
+    """
+    n = generator.to(accumulation_dtype(generator.dtype))
+    limit = torch.finfo(n.dtype).eps ** -0.5
+    n = n.clamp(-limit, limit)
+    # The two factors commute, so one solve from the left is enough.
+    return torch.linalg.solve(_plus_identity(-n), _plus_identity(n)).to(generator.dtype)
+
+
+def inverse_cayley(orthogonal: Tensor) -> Tensor:
+    """Return the skew-symmetric ``N = (Q + I)^-1 (Q - I)`` with ``Cayley(N) = Q``.
+
+    Args:
+        orthogonal: ``Q`` without eigenvalue -1, shape ``(*batch, n, n)``.
+    """
+    q = orthogonal.to(accumulation_dtype(orthogonal.dtype))
+    minus_identity = q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+    return torch.linalg.solve(_plus_identity(q), minus_identity).to(orthogonal.dtype)
+
+
+def truncated_cayley(generator: Tensor, cap: float | None = 0.6) -> Tensor:
+    """Return the Cayley map with its Neumann series cut, ``(I + N)^2 (I + N^2)(I + N^4)``.
+
+    With ``Y = N^2`` this is ``(I + Y)(I + Y^2)(I + Y + 2N)``: four products here, and a fifth with the basis.
+    It misses orthogonality by ``2 ||N||^8``, hence the cap.
+
+    Args:
+        generator: skew-symmetric ``N``, shape ``(*batch, n, n)``.
+        cap: shorten generators so that ``||N^2||_F^(1/2)``, a bound on the spectral norm, is at most this.
+            ``None`` leaves them as they are, as the paper does after normalizing; the series needs a norm below one.
+    """
+    n = generator
+    y = matmul(n, n)
+    if cap is not None:
+        shrink = shrink_factor(y, cap).to(n.dtype)
+        n, y = n * shrink, y * shrink.square()
+    tail = matmul(_plus_identity(y), _plus_identity(matmul(y, y)))
+    return matmul(tail, _plus_identity(y + 2 * n))
+
+
+def shrink_factor(square: Tensor, cap: float) -> Tensor:
+    """Return ``min(1, cap / ||N^2||_F^(1/2))`` for each generator of a batch, given ``square = N^2``."""
+    norm = torch.linalg.matrix_norm(square.to(accumulation_dtype(square.dtype))).sqrt()
+    return (cap / norm.clamp_min(cap))[..., None, None]
+
+
+def exp(eigs: Tensor, tangent: Tensor) -> Tensor:
+    """Move eigenvalues ``d`` along any tangent vector ``h`` by the factor ``e^(h/d)``, so that they stay positive.
+
+    Results that the number format cannot hold are cut at its limits, so that one huge curvature matrix leaves
+    finite, positive eigenvalues behind, with which one can still calculate.
+
+    Args:
+        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
+        tangent: change of the eigenvalues ``h``, shape ``(*batch, n)``.
+    """
+    return (eigs * (tangent / eigs).exp()).clamp(torch.finfo(eigs.dtype).tiny, largest(eigs.dtype))
+
+
+def truncated_exp(eigs: Tensor, tangent: Tensor) -> Tensor:
+    """Return ``d + h``, the first-order truncation of :func:`exp`, for ``h >= -d``.
+
+    Sums that vanish against the rounding of ``d`` are set to ``eps d``, so that eigenvalues stay positive.
+
+    Args:
+        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
+        tangent: change of the eigenvalues ``h``, shape ``(*batch, n)``.
+    """
+    limits = torch.finfo(eigs.dtype)
+    return torch.maximum(eigs + tangent, limits.eps * eigs).clamp(limits.tiny, largest(eigs.dtype))
+
+
+def reorthonormalize(basis: Tensor) -> Tensor:
+    """Pull an almost orthogonal basis back with one Newton-Schulz step, ``1.5 B - 0.5 B B^T B``.
+
+    The defect ``||B^T B - I||`` is squared, up to the rounding of the basis' own number format.
+
+    Args:
+        basis: ``B``, shape ``(*batch, n, n)``; half precision is handled in float32.
+    """
+    b = basis.float() if basis.dtype in HALF else basis
+    return (1.5 * b - 0.5 * b @ (transpose(b) @ b)).to(basis.dtype)
+
+
+def orthogonality_defect(basis: Tensor) -> Tensor:
+    """Return ``||B^T B - I||_F / sqrt(n)`` for each basis of a batch, in float32 or better."""
+    b = basis.to(accumulation_dtype(basis.dtype))
+    gram = transpose(b) @ b
+    return torch.linalg.matrix_norm(_plus_identity(-gram)) / max(basis.shape[-1], 1) ** 0.5

@@ -1,0 +1,417 @@
+"""Symmetric positive-definite matrices held as spectral factors, so that every root is elementwise.
+
+``Full`` is ``S = B Diag(d) B^T``, ``Diagonal`` is ``S = Diag(d)``, and ``Kronecker`` is
+``S = alpha S1 x ... x SL`` with factors of determinant one. A matrix of size ``N`` acts on *events*: vectors of
+shape ``(N,)`` for ``Full`` and ``Diagonal``, tensors of shape ``(n1, ..., nL)`` for ``Kronecker``, flattened in
+row-major order. All tensors may carry leading batch dimensions; an event may carry more of them in front.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from .checks import (
+    check_beside,
+    check_device,
+    check_eigs,
+    check_positive,
+    check_real,
+    check_size,
+    check_sizes,
+    check_symmetric,
+    check_wide,
+)
+from .numerics import HALF, contract, diagonal, saturate, transpose
+from .projection import nearest_kronecker
+
+Self = TypeVar("Self", bound="SPD")
+DiagonalLike = TypeVar("DiagonalLike", bound="Diagonal")
+Dtype = torch.dtype | None
+Device = torch.device | str | None
+
+
+class SPD(ABC):
+    """What all spectral matrices can do, given how they rotate and what their eigenvalues are."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> tuple[int, ...]:
+        """Shape of an event; its product is the size of the matrix."""
+
+    @property
+    @abstractmethod
+    def batch_shape(self) -> torch.Size:
+        """Leading dimensions: this many matrices are held at once."""
+
+    @property
+    @abstractmethod
+    def spectrum(self) -> Tensor:
+        """All eigenvalues, shape ``(*batch, *sizes)``."""
+
+    @abstractmethod
+    def rotate(self, x: Tensor) -> Tensor:
+        """Return ``B^T x``, the event in the eigenbasis."""
+
+    @abstractmethod
+    def unrotate(self, x: Tensor) -> Tensor:
+        """Return ``B x``, the inverse of :meth:`rotate`."""
+
+    @abstractmethod
+    def logdet(self) -> Tensor:
+        """Return the logarithm of the determinant, shape ``(*batch,)``."""
+
+    @abstractmethod
+    def to(self: Self, target: torch.dtype | torch.device | str) -> Self:
+        """Return a copy in another number format or on another device.
+
+        Half precision is for the bases only: eigenvalues then become float32.
+        """
+
+    def matmul(self, x: Tensor, power: float = 1.0) -> Tensor:
+        """Return ``S^power x`` for any real power.
+
+        Args:
+            x: events, shape ``(*lead, *batch, *sizes)``.
+            power: the exponent, for example ``-1/p`` for the paper's root ``p``.
+        """
+        self.check_event(x)
+        scaled = self.rotate(x) * self.spectrum.pow(power)
+        return self.unrotate(scaled).to(x.dtype)
+
+    def solve(self, x: Tensor) -> Tensor:
+        """Return ``S^-1 x``."""
+        return self.matmul(x, power=-1.0)
+
+    def trace(self, power: float = 1.0) -> Tensor:
+        """Return the trace of ``S^power``, shape ``(*batch,)``."""
+        return self.spectrum.pow(power).flatten(len(self.batch_shape)).sum(-1)
+
+    def condition(self) -> Tensor:
+        """Return the ratio of the largest to the smallest eigenvalue, shape ``(*batch,)``."""
+        values = self.spectrum.flatten(len(self.batch_shape))
+        return values.amax(-1) / values.amin(-1)
+
+    def dense(self, power: float = 1.0) -> Tensor:
+        """Return ``S^power`` as an ordinary matrix, shape ``(*batch, N, N)``."""
+        size, batch = math.prod(self.sizes), self.batch_shape
+        identity = torch.eye(size, dtype=self.spectrum.dtype, device=self.spectrum.device)
+        events = identity.reshape(size, *[1] * len(batch), *self.sizes).expand(size, *batch, *self.sizes)
+        rows = self.matmul(events, power).reshape(size, *batch, size)
+        return rows.movedim(0, -1)
+
+    def sample(
+        self, lead: Sequence[int] = (), *, power: float = -1.0, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw zero-mean Gaussian events with covariance ``S^power``.
+
+        Args:
+            lead: leading shape of the result, ``(*lead, *batch, *sizes)``.
+            power: -1, the default, treats ``S`` as the inverse covariance, as the paper does; 1 as the covariance.
+            generator: source of randomness; torch's global one by default.
+        """
+        spectrum = self.spectrum
+        shape = (*lead, *spectrum.shape)
+        noise = torch.randn(shape, generator=generator, dtype=spectrum.dtype, device=spectrum.device)
+        return self.unrotate(noise * spectrum.pow(power / 2)).to(spectrum.dtype)
+
+    def check_event(self, x: Tensor, name: str = "x") -> None:
+        """Raise unless ``x`` is something this matrix can act on."""
+        check_real(x, name)
+        batch = len(self.batch_shape)
+        want = (*self.batch_shape, *self.sizes)
+        got = tuple(x.shape[-len(want) :])
+        broadcasts = all(g in (w, 1) for g, w in zip(got[:batch], want[:batch], strict=False))
+        if len(got) < len(want) or got[batch:] != self.sizes or not broadcasts:
+            raise ValueError(f"{name} must have shape (..., {str(want)[1:]} to fit the matrix, got {tuple(x.shape)}")
+        check_device(x, name, self.spectrum, "the matrix")
+
+
+class Factor(SPD):
+    """What ``Full`` and ``Diagonal`` share: one vector of eigenvalues ``eigs``, shape ``(*batch, n)``."""
+
+    eigs: Tensor
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Shape ``(n,)`` of a vector that the matrix acts on."""
+        return (self.eigs.shape[-1],)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Leading dimensions."""
+        return self.eigs.shape[:-1]
+
+    @property
+    def spectrum(self) -> Tensor:
+        """Eigenvalues ``d``, shape ``(*batch, n)``."""
+        return self.eigs
+
+    def logdet(self) -> Tensor:
+        """Return the logarithm of the determinant."""
+        return self.eigs.log().sum(-1)
+
+
+@dataclass(frozen=True)
+class Full(Factor):
+    """``S = B Diag(d) B^T``.
+
+    Attributes:
+        basis: orthogonal ``B`` with eigenvectors as columns, shape ``(*batch, n, n)``.
+        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
+        memory: running average of the curvature in the eigenbasis, shape ``(*batch, n, n)``, if learning is to keep
+            one: its off-diagonal part is what the basis has still to turn to. Not a part of ``S`` itself.
+    """
+
+    basis: Tensor
+    eigs: Tensor
+    memory: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check that basis, eigenvalues and memory fit together."""
+        check_eigs(self.eigs)
+        self._check_square(self.basis, "basis", also=HALF)
+        if self.memory is not None:
+            self._check_square(self.memory, "memory")
+
+    def _check_square(self, matrix: Tensor, name: str, also: Sequence[torch.dtype] = ()) -> None:
+        check_beside(matrix, name, self.eigs, "eigs", also)
+        want = (*self.eigs.shape, self.eigs.shape[-1])
+        if matrix.shape != want:
+            raise ValueError(f"{name} must have shape {want} to fit eigs, got {tuple(matrix.shape)}")
+
+    @classmethod
+    def identity(cls, size: int, batch: Sequence[int] = (), dtype: Dtype = None, device: Device = None) -> Full:
+        """Return the identity matrix, where learning usually starts."""
+        start = Diagonal.identity(size, batch, dtype, device)
+        return cls(torch.diag_embed(start.eigs), start.eigs)
+
+    @classmethod
+    def from_dense(cls, matrix: Tensor) -> Full:
+        """Factorize an ordinary symmetric positive-definite matrix of shape ``(*batch, n, n)``."""
+        check_symmetric(matrix, "matrix")
+        check_wide(matrix, "matrix")
+        eigs, basis = torch.linalg.eigh(matrix)
+        check_positive(eigs, "matrix")
+        return cls(basis, eigs)
+
+    def with_memory(self) -> Full:
+        """Return the same matrix, with a memory for :func:`~eigenstep.update` to keep from now on."""
+        return replace(self, memory=torch.diag_embed(self.eigs))
+
+    def with_unit_determinant(self) -> Full:
+        """Return the matrix, and its memory, divided by the geometric mean of the eigenvalues."""
+        logs = self.eigs.log()
+        memory = None if self.memory is None else saturate(self.memory * (-logs.mean(-1)).exp()[..., None, None])
+        return Full(self.basis, centered_exp(logs), memory)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Return ``B^T x``."""
+        return contract(x, self.basis, axis=-1, event_ndim=1)
+
+    def unrotate(self, x: Tensor) -> Tensor:
+        """Return ``B x``."""
+        return contract(x, transpose(self.basis), axis=-1, event_ndim=1)
+
+    def to(self, target: torch.dtype | torch.device | str) -> Full:
+        """Return a copy in another number format or on another device; half precision is for the basis only."""
+        memory = None if self.memory is None else _eigs_to(self.memory, target)
+        return Full(self.basis.to(target), _eigs_to(self.eigs, target), memory)
+
+
+@dataclass(frozen=True)
+class Diagonal(Factor):
+    """``S = Diag(d)``.
+
+    Attributes:
+        eigs: diagonal ``d > 0``, shape ``(*batch, n)``.
+    """
+
+    eigs: Tensor
+
+    def __post_init__(self) -> None:
+        """Check the diagonal."""
+        check_eigs(self.eigs)
+
+    @classmethod
+    def identity(cls, size: int, batch: Sequence[int] = (), dtype: Dtype = None, device: Device = None) -> Diagonal:
+        """Return the identity matrix."""
+        check_size(size, "size")
+        return cls(torch.ones(*batch, size, dtype=dtype, device=device))
+
+    @classmethod
+    def from_dense(cls, matrix: Tensor) -> Diagonal:
+        """Return the diagonal matrix nearest to a symmetric positive-definite one: its diagonal."""
+        check_symmetric(matrix, "matrix")
+        check_wide(matrix, "matrix")
+        check_positive(diagonal(matrix), "matrix")
+        return cls(diagonal(matrix).clone())
+
+    def with_unit_determinant(self: DiagonalLike) -> DiagonalLike:
+        """Return the matrix divided by the geometric mean of its eigenvalues."""
+        return replace(self, eigs=centered_exp(self.eigs.log()))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Return ``x``: the axes are the eigenvectors."""
+        return x
+
+    def unrotate(self, x: Tensor) -> Tensor:
+        """Return ``x``."""
+        return x
+
+    def to(self: DiagonalLike, target: torch.dtype | torch.device | str) -> DiagonalLike:
+        """Return a copy in another number format or on another device."""
+        return replace(self, eigs=_eigs_to(self.eigs, target))
+
+
+class Identity(Diagonal):
+    """A factor of a :class:`Kronecker` that stays the identity: only the common scale is learned along its axis."""
+
+
+KINDS: dict[str, type[Full] | type[Diagonal]] = {"full": Full, "diagonal": Diagonal, "identity": Identity}
+"""Names of the kinds of factors that a :class:`Kronecker` can have."""
+
+
+@dataclass(frozen=True)
+class Kronecker(SPD):
+    """``S = alpha S1 x ... x SL`` with ``det Sl = 1``, which makes the factorization unique.
+
+    Attributes:
+        scale: ``alpha > 0``, shape ``(*batch,)``.
+        factors: ``Full``, ``Diagonal`` or ``Identity`` matrices with the same batch dimensions.
+    """
+
+    scale: Tensor
+    factors: tuple[Full | Diagonal, ...]
+
+    def __post_init__(self) -> None:
+        """Check that scale and factors fit together."""
+        check_wide(self.scale, "scale")
+        if not self.factors:
+            raise ValueError("factors must hold at least one factor, got none")
+        for index, factor in enumerate(self.factors):
+            if not isinstance(factor, (Full, Diagonal)):
+                raise TypeError(f"factors[{index}] must be Full, Diagonal or Identity, got {type(factor).__name__}")
+            check_beside(factor.eigs, f"factors[{index}]", self.scale, "scale")
+            if factor.batch_shape != self.scale.shape:
+                raise ValueError(
+                    f"factors[{index}] has batch shape {tuple(factor.batch_shape)}, but scale has shape "
+                    f"{tuple(self.scale.shape)}"
+                )
+
+    @classmethod
+    def identity(
+        cls,
+        sizes: Sequence[int],
+        batch: Sequence[int] = (),
+        dtype: Dtype = None,
+        device: Device = None,
+        kinds: Sequence[str] | None = None,
+    ) -> Kronecker:
+        """Return the identity matrix.
+
+        Args:
+            sizes: size of each factor.
+            batch: leading dimensions.
+            dtype: number format; torch's default if left out.
+            device: where to put the tensors.
+            kinds: "full", "diagonal" or "identity" for each factor; all full if left out.
+        """
+        kinds = ["full"] * len(sizes) if kinds is None else kinds
+        check_sizes(sizes, kinds)
+        factors = (KINDS[kind].identity(n, batch, dtype, device) for kind, n in zip(kinds, sizes, strict=True))
+        return cls(torch.ones(tuple(batch), dtype=dtype, device=device), tuple(factors))
+
+    @classmethod
+    def from_dense(cls, matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str] | None = None) -> Kronecker:
+        """Return the Kronecker product nearest to ``matrix`` in the Frobenius norm (Van Loan's projection).
+
+        Args:
+            matrix: symmetric positive definite, shape ``(*batch, N, N)`` with ``N`` the product of ``sizes``.
+            sizes: size of each factor.
+            kinds: "full", "diagonal" or "identity" for each factor; all full if left out.
+        """
+        check_symmetric(matrix, "matrix")
+        check_wide(matrix, "matrix")
+        kinds = ["full"] * len(sizes) if kinds is None else kinds
+        check_sizes(sizes, kinds)
+        if matrix.shape[-1] != math.prod(sizes):
+            raise ValueError(
+                f"sizes {tuple(sizes)} multiply to {math.prod(sizes)}, but matrix is {tuple(matrix.shape)}"
+            )
+        nearest = nearest_kronecker(matrix, sizes, kinds)
+        factors = (KINDS[kind].from_dense(factor) for kind, factor in zip(kinds, nearest, strict=True))
+        return cls(torch.ones_like(matrix[..., 0, 0]), tuple(factors)).normalized()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Shape ``(n1, ..., nL)`` of a tensor that the matrix acts on."""
+        return tuple(factor.eigs.shape[-1] for factor in self.factors)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Leading dimensions."""
+        return self.scale.shape
+
+    @property
+    def spectrum(self) -> Tensor:
+        """Eigenvalues ``alpha d1 x ... x dL``, shape ``(*batch, n1, ..., nL)``."""
+        spectrum = self.scale
+        for factor in self.factors:
+            spread = (*self.batch_shape, *[1] * (spectrum.ndim - self.scale.ndim), -1)
+            spectrum = spectrum[..., None] * factor.eigs.reshape(spread)
+        return spectrum
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Return ``(B1 x ... x BL)^T x``."""
+        for axis, factor in enumerate(self.factors, start=-len(self.factors)):
+            if isinstance(factor, Full):
+                x = contract(x, factor.basis, axis, len(self.factors))
+        return x
+
+    def unrotate(self, x: Tensor) -> Tensor:
+        """Return ``(B1 x ... x BL) x``."""
+        for axis, factor in enumerate(self.factors, start=-len(self.factors)):
+            if isinstance(factor, Full):
+                x = contract(x, transpose(factor.basis), axis, len(self.factors))
+        return x
+
+    def logdet(self) -> Tensor:
+        """Return the logarithm of the determinant."""
+        size = math.prod(self.sizes)
+        return size * (self.scale.log() + sum(f.eigs.log().mean(-1) for f in self.factors))
+
+    def normalized(self) -> Kronecker:
+        """Return the same matrix with the determinants of the factors moved into the scale."""
+        log_scale = self.scale.log() + sum(factor.eigs.log().mean(-1) for factor in self.factors)
+        return Kronecker(log_scale.exp(), tuple(factor.with_unit_determinant() for factor in self.factors))
+
+    def with_memory(self) -> Kronecker:
+        """Return the same matrix, with a memory in each full factor."""
+        factors = (factor.with_memory() if isinstance(factor, Full) else factor for factor in self.factors)
+        return Kronecker(self.scale, tuple(factors))
+
+    def to(self, target: torch.dtype | torch.device | str) -> Kronecker:
+        """Return a copy in another number format or on another device; half precision is for the bases only."""
+        return Kronecker(_eigs_to(self.scale, target), tuple(factor.to(target) for factor in self.factors))
+
+
+def centered_exp(logs: Tensor) -> Tensor:
+    """Return ``exp(logs - mean(logs))``, positive vectors with product one.
+
+    Vectors that spread beyond the square root of the number format's range are shortened to it, which keeps
+    their product at one and leaves room for products and inverses of eigenvalues.
+    """
+    centered = logs - logs.mean(-1, keepdim=True)
+    bound = 0.5 * math.log(torch.finfo(logs.dtype).max)
+    return (centered * (bound / centered.abs().amax(-1, keepdim=True).clamp_min(bound))).exp()
+
+
+def _eigs_to(eigs: Tensor, target: torch.dtype | torch.device | str) -> Tensor:
+    return eigs.to(torch.float32 if target in HALF else target)

@@ -1,0 +1,29 @@
+"""What every search for a minimum tells about itself, whatever it searches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a search went; what it found is in the attributes of each kind of result.
+
+    Attributes:
+        success: whether it found what it was asked for.
+        reason: why it ended, as one word to compare with.
+        message: why it ended, as a sentence to read.
+        nit: number of steps.
+        nfev: number of values of the function that were computed.
+        ngrad: number of gradients that were computed.
+        history: what is known of each step.
+    """
+
+    success: bool
+    reason: str
+    message: str
+    nit: int
+    nfev: int
+    ngrad: int = 0
+    history: Any = field(default=None, repr=False)

@@ -1,0 +1,34 @@
+"""Curvature that is given to a step, as vectors whose outer products are summed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.checks import describe
+from ..core.curvature import OuterProducts
+
+
+def vectors_of(param: Tensor, value: Tensor | OuterProducts) -> Tensor:
+    """Return curvature vectors with the sample axis last."""
+    if isinstance(value, OuterProducts):
+        if not value.semidefinite or not isinstance(value.shift, float) or value.shift != 0:
+            raise ValueError(
+                "curvature for Spectral must be a sum of outer products without negative weights; "
+                "eigenstep.update learns from indefinite curvature"
+            )
+        weights = 1.0 if value.weights is None else value.weights.sqrt().reshape(-1, *[1] * param.ndim)
+        value = value.vectors * weights
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        raise TypeError(f"curvature must be a real floating-point tensor or OuterProducts, got {describe(value)}")
+    if value.ndim == 0 or len(value) == 0 or value.shape[1:] != param.shape:
+        raise ValueError(
+            f"curvature must have shape {('K', *param.shape)} with K >= 1 for this parameter, got {tuple(value.shape)}"
+        )
+    return value.movedim(0, -1)
+
+
+def padded(tensors: list[Tensor]) -> list[Tensor]:
+    """Fill up with zero vectors where parameters of one stack have different numbers of curvature vectors."""
+    most = max(t.shape[-1] for t in tensors)
+    return [torch.nn.functional.pad(t, (0, most - t.shape[-1])) for t in tensors]

@@ -1,0 +1,56 @@
+"""Pictures of results, all in one style."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .core.extras import require
+
+Curve = tuple[Sequence[float], Sequence[float]]
+
+
+def figure(columns: int = 1, rows: int = 1, width: float = 5.5, height: float = 3.8) -> tuple[Any, Any]:
+    """Return a new figure and its grid of axes, drawn without a screen."""
+    require("matplotlib", "eigenstep[plots]").use("Agg")
+    pyplot = require("matplotlib.pyplot", "eigenstep[plots]")
+    drawn, axes = pyplot.subplots(
+        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained"
+    )
+    for ax in axes.flat:
+        ax.grid(alpha=0.3)
+        ax.spines[["top", "right"]].set_visible(False)
+    return drawn, axes
+
+
+def shade(position: float) -> Any:
+    """Return the color of a place between 0, the first, and 1, the last."""
+    return require("matplotlib", "eigenstep[plots]").colormaps["viridis"](0.9 * position)
+
+
+def save(drawn: Any, path: str | Path) -> Path:
+    """Write a figure as PNG, SVG or PDF, by its name's ending, and tell where."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(target, dpi=120)
+    require("matplotlib.pyplot", "eigenstep[plots]").close(drawn)
+    print(f"Picture written to {target}")
+    return target
+
+
+def save_lines(path: str | Path, curves: Mapping[str, Curve], *, title: str, x: str, y: str, log: bool = False) -> Path:
+    """Draw one line for each entry and write the picture."""
+    drawn, axes = figure()
+    ax = axes[0, 0]
+    for number, (name, (xs, ys)) in enumerate(curves.items()):
+        dash = "-" if number < 10 else "--"  # there are ten colors
+        ax.plot(xs, ys, dash, marker="o" if len(xs) < 20 else None, markersize=4, label=name)
+    ax.set(title=title, xlabel=x, ylabel=y)
+    if log:
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        marks = sorted({x for xs, _ in curves.values() for x in xs})
+        ax.set_xticks(marks, [f"{x:g}" for x in marks])
+    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return save(drawn, path)

@@ -1,0 +1,114 @@
+"""Many independent searches at once: R runs of K points in d dimensions are one array, and one call of the function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eigenstep_lab.baselines.nes import default_population
+
+from ..core.checks import check_function, check_number, check_size
+from .evaluation import Point, to_numpy
+from .inputs import Form
+from .ranking import sanitize
+from .rates import Array
+from .restarts import even
+from .spectral import SpectralGaussian
+from .stopping import MAX_CONDITION
+
+
+@dataclass(frozen=True)
+class ManyResults:
+    """What came out, an entry for each run.
+
+    Attributes:
+        x: best points, shape ``(R, d)``.
+        fun: their values, shape ``(R,)``.
+        nfev: evaluations until the run was over, shape ``(R,)``.
+        success: which runs reached the target or, without one, converged.
+    """
+
+    x: Point
+    fun: Array
+    nfev: NDArray[np.int64]
+    success: NDArray[np.bool_]
+
+
+def minimize_many(
+    fun: Callable[[Any], object],
+    x0: Point,
+    sigma0: float,
+    *,
+    population: int | None = None,
+    seed: int | None = None,
+    target: float | None = None,
+    max_evals: int | None = None,
+    tolx: float = 1e-11,
+    separable: bool = False,
+) -> ManyResults:
+    """Run independent searches side by side: for small dimensions ten times as fast as one after the other.
+
+    Args:
+        fun: takes points of shape ``(R, K, d)`` and returns values of shape ``(R, K)``. Each run may have a function of
+            its own. Runs that are over keep their place; what is computed for them is ignored.
+        x0: starts, shape ``(R, d)``; points have its type (numpy or torch, with device and dtype).
+        sigma0: how far from the starts to look at first.
+        population: points in each generation of each run; ``4 + 3 log d``, rounded up to even, by default.
+        seed: the same seed gives the same runs.
+        target: a run is over at this value.
+        max_evals: a run is over after so many evaluations; 10,000 times the dimension by default.
+        tolx: a run is over where its distribution is narrower than this.
+        separable: learn the scale of each coordinate only.
+    """
+    check_function(fun, "fun")
+    check_number(sigma0, "sigma0", 1e-300)
+    form, starts = Form.of(x0), to_numpy(x0)
+    if starts.ndim != 2 or 0 in starts.shape or not np.isfinite(starts).all():
+        raise ValueError(f"x0 must be finite, of shape (runs, dimension); got shape {starts.shape}")
+    runs, d = starts.shape
+    population = even(default_population(d)) if population is None else population
+    max_evals = 10_000 * d if max_evals is None else max_evals
+    check_size(population, "population")
+    check_size(max_evals, "max_evals")
+    if population < 4:
+        raise ValueError(f"population must be at least 4, got {population}")
+
+    rng = np.random.default_rng(seed)
+    state = SpectralGaussian.start(starts.copy(), sigma0, separable=separable)
+    best_x, best = starts.copy(), np.full(runs, np.inf)
+    nfev, success, active = np.zeros(runs, dtype=np.int64), np.zeros(runs, dtype=bool), np.ones(runs, dtype=bool)
+    while active.any():
+        z = state.draw(rng, population)
+        x = state.sample(z)
+        values = to_numpy(fun(form.make(x)))
+        if values.shape != (runs, population):
+            raise ValueError(f"fun must return values of shape {(runs, population)}, got {values.shape}")
+        values = sanitize(values)
+        nfev[active] += population
+        least = values.argmin(-1)
+        found = np.take_along_axis(values, least[:, None], -1)[:, 0]
+        better = active & (found < best)
+        best[better], best_x[better] = found[better], x[better, least[better]]
+        state = _keep_finished(state, state.update(z, values), active)
+        axes = state.axes()
+        longest, shortest = axes.max(-1), axes.min(-1)
+        converged = longest < tolx
+        success |= active & (converged if target is None else best <= target)
+        active &= ~(success | converged | (longest > shortest * MAX_CONDITION**0.5) | (nfev >= max_evals))
+    return ManyResults(form.make(best_x), best, nfev, success)
+
+
+def _keep_finished(old: SpectralGaussian, new: SpectralGaussian, active: NDArray[np.bool_]) -> SpectralGaussian:
+    """Return the new state, with the old arrays for runs that are over."""
+    if active.all():
+        return new
+    kept = {}
+    for name in ("mean", "sigma", "log_eigs", "basis", "path", "step_path", "average"):
+        before, after = getattr(old, name), getattr(new, name)
+        if before is not None and after is not None:
+            kept[name] = np.where(active.reshape(-1, *[1] * (after.ndim - 1)), after, before)
+    return replace(new, **kept)
