@@ -1,4 +1,4 @@
-"""The update against CMA-ES's formulas in dense form, and its parts against the core."""
+"""The update against CMA-ES's formulas in dense form."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from eigenstep.core import maps
-from eigenstep.core.generators import bounded
 from eigenstep.search import spectral
 from eigenstep.search.rates import rates
 from eigenstep.search.sampling import mirrored_orthogonal, orthonormal_rows
-from eigenstep.search.spectral import SpectralGaussian, cayley, jacobi_generator
+from eigenstep.search.spectral import SpectralGaussian
 
 from .problems import Array, ellipsoid, rotation
 
@@ -105,33 +102,6 @@ def test_turns_that_wait_collect_the_same_covariance(monkeypatch: pytest.MonkeyP
     assert turned.turns == 1
     assert turned.basis is not None
     assert not np.allclose(turned.basis, state.basis)
-
-
-def test_generator_and_map_are_those_of_the_core() -> None:
-    rng = np.random.default_rng(0)
-    A = rng.standard_normal((3, 7, 7))
-    A = A + A.swapaxes(-2, -1)
-    A[1] = np.eye(7)  # ties everywhere
-    A[2, 0, 0] = A[2, 1, 1]
-    N = jacobi_generator(A)
-    want = bounded(torch.zeros(3, 7), torch.from_numpy(A), pairwise=True)
-    np.testing.assert_allclose(N, want.numpy(), rtol=1e-12, atol=1e-14)
-    np.testing.assert_array_equal(N, -N.swapaxes(-2, -1))
-    np.testing.assert_allclose(cayley(N), maps.cayley(torch.from_numpy(N)).numpy(), rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize(("gap", "limit"), [(1.0, 1e-8), (-1.0, 1e-8), (1e-3, 0.3e-3), (0.0, 0.3e-3)])
-def test_one_turn_diagonalizes_two_by_two_matrices(gap: float, limit: float) -> None:
-    """Up to the cube of the angle: it removes small ones, and most of the largest, 45 degrees."""
-    A = np.array([[1 + gap, 1e-3], [1e-3, 1.0]])
-    Q = cayley(jacobi_generator(A))
-    assert abs((Q.T @ A @ Q)[0, 1]) < limit
-
-
-@pytest.mark.parametrize("off", [0.0, 1e-310, 1e-170, 1e-90])
-def test_tiny_entries_at_equal_eigenvalues_do_no_harm(off: float) -> None:
-    N = jacobi_generator(np.array([[1.0, off], [off, 1.0]]))
-    assert np.abs(N).max() <= 0.5
 
 
 def test_separable_is_the_diagonal_of_the_full_update(monkeypatch: pytest.MonkeyPatch) -> None:

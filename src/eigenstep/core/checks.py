@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from .arguments import check_function as check_function
+from .arguments import check_number as check_number
+from .arguments import check_size as check_size
+from .arguments import describe as describe
 from .numerics import HALF, transpose
-
-
-def describe(value: object) -> str:
-    """Say what an argument is, for error messages: a tensor's dtype, or the name of another type."""
-    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
-
-
-def check_number(value: object, name: str, low: float, high: float = math.inf) -> None:
-    """Raise unless ``value`` is a real number with ``low <= value <= high``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {describe(value)}")
-    if not low <= value <= high or math.isinf(value):
-        wanted = f"at least {low}" if math.isinf(high) else f"between {low} and {high}"
-        raise ValueError(f"{name} must be finite and {wanted}, got {value}")
-
-
-def check_size(value: object, name: str) -> None:
-    """Raise unless ``value`` is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {describe(value)}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-
-
-def check_function(value: object, name: str) -> None:
-    """Raise unless ``value`` can be called."""
-    if not callable(value):
-        raise TypeError(f"{name} must be a function, got {describe(value)}")
 
 
 def check_real(tensor: Tensor, name: str) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eigenstep_lab.baselines.nes import default_population
-
-from ..core.checks import check_function, check_number, check_size
+from ..core.arguments import check_function, check_number, check_size
+from ..core.numpy_twin import Array
 from .evaluation import Point, to_numpy
 from .inputs import Form
 from .ranking import sanitize
-from .rates import Array
+from .rates import default_population
 from .restarts import even
 from .spectral import SpectralGaussian
 from .stopping import MAX_CONDITION

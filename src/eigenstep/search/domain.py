@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .rates import Array
+from ..core.numpy_twin import Array
 
 MARGIN = 0.1
 """Largest margin of a bound, as a part of the distance between the bounds."""

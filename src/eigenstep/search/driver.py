@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import check_function
+from ..core.arguments import check_function
 from ..core.progress import bar
 from .evaluation import Evaluator, Point
 from .history import History

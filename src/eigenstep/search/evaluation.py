@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .rates import Array
+from ..core.numpy_twin import Array
 
 Point = Any
 """A numpy array or a torch tensor, as the user's start is."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .rates import Array
+from ..core.numpy_twin import Array
 
 LIMIT = 200
 """When there are this many records, every second one is forgotten and half as many are made from then on."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import check_number, check_size
+from ..core.arguments import check_number, check_size
+from ..core.numpy_twin import Array
 from .evaluation import Point, to_numpy
-from .rates import Array
 
 
 class Form:

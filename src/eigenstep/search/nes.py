@@ -19,17 +19,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from eigenstep_lab.baselines.nes import default_lr
-
+from ..core.numpy_twin import Array, cayley, diagonal, reorthonormalize, transpose
 from .ranking import assign
-from .rates import Array
 from .sampling import independent
-from .spectral import MAX_LOG_EIGS, REPAIR_INTERVAL, SIGMA_RANGE, cayley, diagonal, orthonormalize
+from .spectral import MAX_LOG_EIGS, REPAIR_INTERVAL, SIGMA_RANGE
 
 GAP = 1e-6
 """Eigenvalues whose difference is at most this fraction of the larger one count as equal, as in the core."""
-MAX_GENERATOR = 2.0**26
-"""Larger entries turn a pair of axes by half a turn anyway, up to rounding, which would cost orthogonality."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class PaperNES:
 
     def sample(self, z: Array, stretch: Array | None = None) -> Array:
         """Return ``m + B d^(-1/2) z``; ``stretch`` multiplies the coordinates' deviations."""
-        deviations = (z * np.exp(-self.log_eigs / 2)[..., None, :]) @ self.basis.swapaxes(-2, -1)
+        deviations = (z * np.exp(-self.log_eigs / 2)[..., None, :]) @ transpose(self.basis)
         return self.mean[..., None, :] + (deviations if stretch is None else stretch * deviations)
 
     def whiten(self, x: Array, stretch: Array | None = None) -> Array:
@@ -81,19 +77,19 @@ class PaperNES:
         lr = default_lr(d)
         (utilities,) = assign(values, utility_table(population))
         weighted = utilities[..., None] * z
-        moment = weighted.swapaxes(-2, -1) @ z
+        moment = transpose(weighted) @ z
         diagonal(moment)[...] -= utilities.sum(-1)[..., None]
 
         deviation = weighted.sum(-2) * np.exp(-self.log_eigs / 2)
-        move = (deviation[..., None, :] @ self.basis.swapaxes(-2, -1))[..., 0, :]
+        move = (deviation[..., None, :] @ transpose(self.basis))[..., 0, :]
         mean = self.mean + (move if stretch is None else stretch * move)
 
         gap = self.log_eigs[..., :, None] - self.log_eigs[..., None, :]
         apart = -np.expm1(-np.abs(gap)) > GAP
         generator = lr / 2 * moment / np.where(apart, 2 * np.sinh(gap / 2), np.inf)
-        basis = self.basis @ cayley(np.clip(generator, -MAX_GENERATOR, MAX_GENERATOR))
+        basis = self.basis @ cayley(generator)
         if self.generation % REPAIR_INTERVAL == REPAIR_INTERVAL - 1:
-            basis = orthonormalize(basis)
+            basis = reorthonormalize(basis)
 
         log_eigs = self.log_eigs - lr * diagonal(moment)
         # Only what no computer could hold is cut: the condition number, and the overall size.
@@ -123,3 +119,8 @@ def utility_table(population: int) -> Array:
     """Return the utilities by rank: ``max(0, log(K/2 + 1) - log(rank))`` scaled to the sum one, minus ``1/K``."""
     raw = np.maximum(0.0, math.log(population / 2 + 1) - np.log(np.arange(1, population + 1)))
     return np.asarray(raw / raw.sum() - 1 / population)
+
+
+def default_lr(d: int) -> float:
+    """Return xNES's own learning rate of the covariance, ``(9 + 3 log d) / (5 d sqrt d)``."""
+    return (9 + 3 * math.log(d)) / (5 * d * math.sqrt(d))

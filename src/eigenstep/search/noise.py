@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.numpy_twin import Array
 from .ranking import sanitize
-from .rates import Array
 
 TOLERANCE = 0.2
 """Rank changes below this quantile of random ones are put up with."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.extras import require
-from .rates import Array
+from ..core.numpy_twin import Array
 from .search import Search
 
 optuna = require("optuna", "optuna")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .rates import Array
+from ..core.numpy_twin import Array
 
 
 def sanitize(values: Array) -> Array:
@@ -24,11 +24,19 @@ def assign(values: Array, *tables: Array) -> tuple[Array, ...]:
     Returns:
         For each table the weights of the samples, shape ``(*batch, K)``.
     """
-    ordered = values.copy()
-    ordered.sort(-1)
-    if not (ordered[..., 1:] == ordered[..., :-1]).any():
-        ranks = values.argsort(-1).argsort(-1)
+    order = values.argsort(-1)
+    ordered = np.take_along_axis(values, order, -1)
+    ranks = order.argsort(-1)
+    leads = np.ones(values.shape, dtype=bool)  # the first sample of each set of equal ones
+    leads[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    if leads.all():
         return tuple(table[ranks] for table in tables)
-    same = (values[..., :, None] == ordered[..., None, :]).astype(np.float64)
-    same /= same.sum(-1, keepdims=True)
-    return tuple(same @ table for table in tables)
+    ties = leads.ravel().cumsum() - 1  # which set each sample belongs to, over the whole batch
+    sizes = np.bincount(ties)
+
+    def share(table: Array) -> Array:
+        sums = np.bincount(ties, np.broadcast_to(table, values.shape).ravel())
+        shared = (sums / sizes)[ties].reshape(values.shape)
+        return np.take_along_axis(shared, ranks, -1)
+
+    return tuple(share(table) for table in tables)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from ..core.numpy_twin import Array
 
 COVARIANCE_SPEED = 2.0
 """Learning rates of the covariance, as multiples of CMA-ES's."""
@@ -94,3 +93,8 @@ def rates(d: int, population: int, separable: bool = False) -> Rates:
         expected_norm=math.sqrt(d) * (1 - 1 / (4 * d) + 1 / (21 * d**2)),
         interval=max(1, d // TURN_INTERVAL),
     )
+
+
+def default_population(d: int) -> int:
+    """Return the number of samples per generation of CMA-ES and xNES, ``4 + floor(3 log d)``."""
+    return 4 + math.floor(3 * math.log(d))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .rates import Array
+from ..core.numpy_twin import Array
 
 
 def independent(rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int) -> Array:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eigenstep_lab.baselines.nes import default_population
-
+from ..core.numpy_twin import Array
 from .domain import Domain
 from .evaluation import Point, to_numpy
 from .history import History
@@ -19,7 +18,7 @@ from .inputs import Form, check_options, read_sigma, read_vector
 from .nes import PaperNES
 from .noise import Reevaluation
 from .ranking import sanitize
-from .rates import Array
+from .rates import default_population
 from .restarts import Restarts, Start, even
 from .spectral import SpectralGaussian
 from .stopping import REASONS, Progress

@@ -8,8 +8,8 @@ of old and new covariance is::
 
 The basis turns by ``B <- B Cayley(N)``, where ``N_ij`` is, for small angles, half the Jacobi angle that diagonalizes
 ``A`` in the plane of axes ``i`` and ``j``, and the eigenvalues become the Rayleigh quotients of ``A`` along the new
-axes. This is the bounded pairwise rotation of :func:`eigenstep.core.generators.bounded`, here in numpy, in which small
-matrices are several times faster.
+axes. This is the step of :mod:`eigenstep.core.step` with bounded pairwise rotations, and its parts are those of
+:mod:`eigenstep.core.numpy_twin`.
 
 Without a basis, the covariance is diagonal: memory and time are linear in the dimension.
 
@@ -19,13 +19,13 @@ All arrays may carry leading batch dimensions, one independent search each.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.numpy_twin import Array, bounded, cayley, diagonal, rayleigh_quotients, reorthonormalize, transpose
 from .ranking import assign
-from .rates import Array, rates
+from .rates import Rates, rates
 from .sampling import mirrored_orthogonal
 
 MAX_LOG_EIGS = 18.0
@@ -107,14 +107,37 @@ class SpectralGaussian:
         c = rates(d, population, self.basis is None)
         weights, mean_weights = assign(values, c.weights, c.mean_weights)
         scale = np.exp(self.log_eigs / 2)
-        step = (mean_weights[..., None, :] @ z)[..., 0, :]
+        moved, keep = self._moved(c, (mean_weights[..., None, :] @ z)[..., 0, :], scale, stretch)
+        keep = keep - c.rank_many * weights.sum(-1)[..., None]
+
+        # Bad samples count by their direction alone, as if all had the typical length.
+        squares = z * z
+        lengths = np.maximum(squares.sum(-1), 1e-300)
+        weights = c.rank_many * np.where(weights < 0, weights * (d / lengths), weights)
+        path, eigs = moved.path, scale * scale
+        if self.basis is None:
+            eigs = eigs * (keep + (weights[..., None, :] @ squares)[..., 0, :]) + c.rank_one * path * path
+            return moved._with_eigs(eigs)
+        y = z * scale[..., None, :]
+        average = transpose(y * weights[..., None]) @ y
+        average += path[..., :, None] * (c.rank_one * path)[..., None, :]
+        if self.average is None:
+            diagonal(average)[...] += keep * eigs
+        else:
+            average += keep[..., None] * self.average
+        if self.waiting + 1 < c.interval:
+            return replace(moved, average=average, waiting=self.waiting + 1)
+        return moved._turned(average)
+
+    def _moved(self, c: Rates, step: Array, scale: Array, stretch: Array | None) -> tuple[SpectralGaussian, Array]:
+        """Return the Gaussian after its mean has made a whitened step, and how much of its covariance to keep."""
+        d = step.shape[-1]
         move = self.sigma[..., None] * self._turn_back((step * scale)[..., None, :])[..., 0, :]
         mean = self.mean + (move if stretch is None else stretch * move)
 
         # The step size grows while steps point in one direction, and falls while they cancel.
-        step_path = (1 - c.step_path) * self.step_path + (
-            c.step_path * (2 - c.step_path) * c.mean_selected
-        ) ** 0.5 * step
+        gain = (c.step_path * (2 - c.step_path) * c.mean_selected) ** 0.5
+        step_path = (1 - c.step_path) * self.step_path + gain * step
         squared = (step_path * step_path).sum(-1)
         factor = c.step_path / c.step_damping * (np.sqrt(squared) / c.expected_norm - 1)
         sigma = within_range(self.sigma * np.exp(np.minimum(factor, 1.0)))
@@ -124,45 +147,32 @@ class SpectralGaussian:
         moving = (squared < (2 + 4 / (d + 1)) * d * settled)[..., None].astype(np.float64)
         gain = (c.path * (2 - c.path) * c.mean_selected) ** 0.5
         path = (1 - c.path) * self.path + (gain * moving) * (step * scale)
-        keep = 1 - c.rank_one * (1 - (1 - moving) * c.path * (2 - c.path)) - c.rank_many * weights.sum(-1)[..., None]
+        keep = 1 - c.rank_one * (1 - (1 - moving) * c.path * (2 - c.path))
+        moved = replace(self, mean=mean, sigma=sigma, path=path, step_path=step_path, generation=self.generation + 1)
+        return moved, keep
 
-        # Bad samples count by their direction alone, as if all had the typical length.
-        squares = z * z
-        lengths = np.maximum(squares.sum(-1), 1e-300)
-        weights = c.rank_many * np.where(weights < 0, weights * (d / lengths), weights)
-        eigs = scale * scale
-        new = partial(SpectralGaussian, mean=mean, generation=self.generation + 1)
-        if self.basis is None:
-            eigs = eigs * (keep + (weights[..., None, :] @ squares)[..., 0, :]) + c.rank_one * path * path
-            sigma, log_eigs, path = self._centered(sigma, eigs, path)
-            return new(sigma=sigma, log_eigs=log_eigs, basis=None, path=path, step_path=step_path)
-        y = z * scale[..., None, :]
-        average = (y * weights[..., None]).swapaxes(-2, -1) @ y
-        average += path[..., :, None] * (c.rank_one * path)[..., None, :]
-        if self.average is None:
-            diagonal(average)[...] += keep * eigs
-        else:
-            average += keep[..., None] * self.average
-        if self.waiting + 1 < c.interval:
-            return new(
-                sigma=sigma,
-                log_eigs=self.log_eigs,
-                basis=self.basis,
-                path=path,
-                step_path=step_path,
-                average=average,
-                turns=self.turns,
-                waiting=self.waiting + 1,
-            )
-
-        # Turn: the paths are held in the coordinates of the basis, so they turn back.
-        q = cayley(jacobi_generator(average))
-        basis = self.basis @ q
+    def _turned(self, average: Array) -> SpectralGaussian:
+        """Take the core's step: generator and map of the average, turn the basis, Rayleigh quotients."""
+        assert self.basis is not None
+        turn = cayley(bounded(average))
+        basis = self.basis @ turn
         if self.turns % REPAIR_INTERVAL == REPAIR_INTERVAL - 1:
-            basis = orthonormalize(basis)
-        path, step_path = ((p[..., None, :] @ q)[..., 0, :] for p in (path, step_path))
-        sigma, log_eigs, path = self._centered(sigma, (q * (average @ q)).sum(-2), path)
-        return new(sigma=sigma, log_eigs=log_eigs, basis=basis, path=path, step_path=step_path, turns=self.turns + 1)
+            basis = reorthonormalize(basis)
+        # The paths are held in the coordinates of the basis, so they turn back.
+        path, step_path = ((p[..., None, :] @ turn)[..., 0, :] for p in (self.path, self.step_path))
+        turned = replace(
+            self, basis=basis, path=path, step_path=step_path, average=None, turns=self.turns + 1, waiting=0
+        )
+        return turned._with_eigs(rayleigh_quotients(average, turn))
+
+    def _with_eigs(self, eigs: Array) -> SpectralGaussian:
+        """Return the Gaussian with new eigenvalues, whose geometric mean moves into sigma."""
+        log_eigs = np.log(np.maximum(eigs, 1e-300))
+        log_eigs = np.minimum(np.maximum(log_eigs, self.log_eigs - MAX_CHANGE), self.log_eigs + MAX_CHANGE)
+        center = log_eigs.sum(-1, keepdims=True) / log_eigs.shape[-1]
+        log_eigs = np.minimum(np.maximum(log_eigs - center, -MAX_LOG_EIGS), MAX_LOG_EIGS)
+        scale = np.exp(center / 2)
+        return replace(self, sigma=within_range(self.sigma * scale[..., 0]), log_eigs=log_eigs, path=self.path / scale)
 
     def deviations(self) -> Array:
         """Return the standard deviation of each coordinate, shape ``(*batch, d)``."""
@@ -182,66 +192,11 @@ class SpectralGaussian:
             return replace(self, mean=mean, path=signs * self.path, step_path=signs * self.step_path)
         return replace(self, mean=mean, basis=signs[..., None] * self.basis)
 
-    def _centered(self, sigma: Array, eigs: Array, path: Array) -> tuple[Array, Array, Array]:
-        """Return sigma, ``v`` and the path for new eigenvalues, whose geometric mean moves into sigma."""
-        log_eigs = np.log(np.maximum(eigs, 1e-300))
-        log_eigs = np.minimum(np.maximum(log_eigs, self.log_eigs - MAX_CHANGE), self.log_eigs + MAX_CHANGE)
-        center = log_eigs.sum(-1, keepdims=True) / log_eigs.shape[-1]
-        log_eigs = np.minimum(np.maximum(log_eigs - center, -MAX_LOG_EIGS), MAX_LOG_EIGS)
-        scale = np.exp(center / 2)
-        return within_range(sigma * scale[..., 0]), log_eigs, path / scale
-
     def _turn_back(self, x: Array) -> Array:
         """Return rows ``x`` in the eigenbasis as rows in the coordinates of the space."""
-        return x if self.basis is None else x @ self.basis.swapaxes(-2, -1)
-
-
-def jacobi_generator(average: Array) -> Array:
-    """Return the skew-symmetric ``N`` with ``N_ij = -A_ij sgn(D) / (|D| + sqrt(D^2 + 4 A_ij^2))``, ``D = A_ii - A_jj``.
-
-    This is half the tangent of the Jacobi angle of each pair, never larger than 1/2, also at equal eigenvalues.
-
-    Args:
-        average: ``A``, shape ``(*batch, d, d)``, of about unit size.
-    """
-    values = diagonal(average)
-    gap = values[..., :, None] - values[..., None, :]
-    gap += _tie_breaker(values.shape[-1])
-    root = gap * gap
-    root += 4 * (average * average)
-    gap += np.copysign(np.sqrt(root, out=root), gap)
-    generator = average / gap
-    diagonal(generator)[...] = 0
-    return np.negative(generator, out=generator)
-
-
-def diagonal(matrix: Array) -> Array:
-    """Return a view of the diagonal, shape ``(*batch, d)``, that can be written to."""
-    return np.einsum("...ii->...i", matrix)
-
-
-def orthonormalize(basis: Array) -> Array:
-    """Remove what rounding has cost a basis of its orthogonality, by one Newton-Schulz step."""
-    return 1.5 * basis - 0.5 * basis @ (basis.swapaxes(-2, -1) @ basis)
+        return x if self.basis is None else x @ transpose(self.basis)
 
 
 def within_range(sigma: Array) -> Array:
     """Cut step sizes that could overflow."""
     return np.minimum(np.maximum(sigma, SIGMA_RANGE[0]), SIGMA_RANGE[1])
-
-
-def cayley(generator: Array) -> Array:
-    """Return ``(I + N)(I - N)^-1 = 2 (I - N)^-1 - I``, orthogonal for skew-symmetric ``N``."""
-    shifted = -generator
-    diagonal(shifted)[...] += 1
-    inverse: Array = np.linalg.inv(shifted)  # type: ignore[assignment]
-    inverse += inverse
-    diagonal(inverse)[...] -= 1
-    return inverse
-
-
-@lru_cache(maxsize=64)
-def _tie_breaker(d: int) -> Array:
-    """Return ones on the diagonal, and skew-symmetric numbers that only matter where two eigenvalues are equal."""
-    upper = np.triu(np.full((d, d), 1e-100), 1)
-    return upper - upper.T + np.eye(d)

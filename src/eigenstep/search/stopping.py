@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .rates import Array
+from ..core.numpy_twin import Array
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ What differs is the factor and how it moves; all agree to first order in ``lr`` 
   ``A = C^-T``; ``C <- C h(-lr T)`` with ``T`` the lower triangle of ``M``, its diagonal halved (so ``T + T^T = M``),
   and ``h(X) = I + X + X^2/2``, which keeps the diagonal positive for every ``X``.
 
+Utilities, learning rates and populations are the library's (:mod:`eigenstep.search.nes`).
+
 All tensors may carry a batch of independent searches: means ``(*batch, d)``, samples ``(K, *batch, d)``.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from eigenstep.core.numerics import diagonal, transpose
+from eigenstep.search.nes import utility_table
 
 Strategy = TypeVar("Strategy", bound="NES")
 
@@ -111,27 +113,11 @@ def natural_gradient(z: Tensor, utilities: Tensor) -> tuple[Tensor, Tensor]:
 def rank_utilities(values: Tensor) -> Tensor:
     """Return utilities that depend on the order of the values alone: the smallest gets the largest.
 
-    ``max(0, log(K/2 + 1) - log(rank))``, scaled to the sum one, minus ``1/K``.
-
     Args:
         values: function values, shape ``(K, *batch)``; NaN ranks last.
     """
-    count = len(values)
-    raw = (
-        math.log(count / 2 + 1) - torch.arange(1, count + 1, dtype=values.dtype, device=values.device).log()
-    ).clamp_min(0)
-    ranks = values.argsort(dim=0, stable=True).argsort(dim=0)
-    return (raw / raw.sum() - 1 / count)[ranks]
-
-
-def default_lr(d: int) -> float:
-    """Return xNES's own learning rate of the covariance, ``(9 + 3 log d) / (5 d sqrt d)``."""
-    return (9 + 3 * math.log(d)) / (5 * d * math.sqrt(d))
-
-
-def default_population(d: int) -> int:
-    """Return the number of samples per step that xNES and CMA-ES use, ``4 + floor(3 log d)``."""
-    return 4 + math.floor(3 * math.log(d))
+    table = torch.from_numpy(utility_table(len(values))).to(values)
+    return table[values.argsort(dim=0, stable=True).argsort(dim=0)]
 
 
 def _apply(matrix: Tensor, z: Tensor) -> Tensor:

@@ -24,8 +24,10 @@ from eigenstep.core.generators import Rotation, bounded, moore_penrose
 from eigenstep.core.matrices import Full
 from eigenstep.core.sources import reinforce
 from eigenstep.core.step import update
+from eigenstep.search.nes import default_lr
+from eigenstep.search.rates import default_population
 
-from ..baselines.nes import NES, CholeskyNES, ExponentialNES, default_lr, default_population, rank_utilities
+from ..baselines.nes import NES, CholeskyNES, ExponentialNES, rank_utilities
 from ..console import track
 from ..functions import FUNCTIONS, Function
 from ..results import Curve, Panel, Result, Table, Verdict

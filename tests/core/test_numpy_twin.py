@@ -1,0 +1,81 @@
+"""The step's parts in NumPy are those in torch: random averages, tied eigenvalues, batches, all sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from eigenstep.core import generators, maps, numerics, numpy_twin
+from eigenstep.core.numpy_twin import Array
+
+
+def averages(shape: tuple[int, ...], kind: str) -> Array:
+    rng = np.random.default_rng(len(kind) + shape[-1])
+    A = rng.standard_normal((*shape, shape[-1]))
+    A = A + A.swapaxes(-2, -1)
+    values = numpy_twin.diagonal(A)
+    if kind == "tied":
+        values[...] = np.round(values)  # several equal ones
+    if kind == "all tied":
+        values[...] = 2.0
+    if kind == "diagonal":
+        A = values[..., None] * np.eye(shape[-1])
+    return {"small": 1e-8 * A, "large": 1e8 * A}.get(kind, A)
+
+
+KINDS = ("random", "tied", "all tied", "diagonal", "small", "large")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(1,), (2,), (7,), (30,), (3, 5), (2, 3, 4)])
+def test_the_whole_step_is_that_of_torch(shape: tuple[int, ...], kind: str) -> None:
+    A = averages(shape, kind)
+    N, tensor = numpy_twin.bounded(A), torch.from_numpy(A)
+    want = generators.bounded(torch.zeros(shape), tensor, pairwise=True)
+    np.testing.assert_allclose(N, want.numpy(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(N, -N.swapaxes(-2, -1))
+    assert np.abs(N).max() <= 0.5
+    turn = numpy_twin.cayley(N)
+    turn_want = maps.cayley(want)
+    np.testing.assert_allclose(turn, turn_want.numpy(), rtol=1e-12, atol=1e-12)
+    eigs = numerics.diagonal(turn_want.mT @ tensor @ turn_want)
+    np.testing.assert_allclose(
+        numpy_twin.rayleigh_quotients(A, turn), eigs.numpy(), rtol=1e-12, atol=1e-12 * np.abs(A).max()
+    )
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-9, 1.0, 1e3])
+def test_the_map_is_that_of_torch_for_any_generator(size: float) -> None:
+    N = size * np.random.default_rng(0).standard_normal((3, 6, 6))
+    N = N - N.swapaxes(-2, -1)
+    np.testing.assert_allclose(
+        numpy_twin.cayley(N), maps.cayley(torch.from_numpy(N)).numpy(), rtol=1e-12, atol=1e-12 * max(size, 1.0)
+    )
+
+
+def test_huge_generators_are_cut_where_torch_cuts_them() -> None:
+    N = np.array([[0.0, 1e200], [-1e200, 0.0]])
+    np.testing.assert_allclose(numpy_twin.cayley(N), maps.cayley(torch.from_numpy(N)).numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_bases_are_mended_as_in_torch(batch: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    bent = np.linalg.qr(rng.standard_normal((*batch, 6, 6)))[0] + 1e-3 * rng.standard_normal((*batch, 6, 6))
+    want = maps.reorthonormalize(torch.from_numpy(bent)).numpy()
+    np.testing.assert_allclose(numpy_twin.reorthonormalize(bent), want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("gap", "limit"), [(1.0, 1e-8), (-1.0, 1e-8), (1e-3, 0.3e-3), (0.0, 0.3e-3)])
+def test_one_turn_diagonalizes_two_by_two_matrices(gap: float, limit: float) -> None:
+    """Up to the cube of the angle: it removes small ones, and most of the largest, 45 degrees."""
+    A = np.array([[1 + gap, 1e-3], [1e-3, 1.0]])
+    Q = numpy_twin.cayley(numpy_twin.bounded(A))
+    assert abs((Q.T @ A @ Q)[0, 1]) < limit
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-310, 1e-170, 1e-90])
+def test_tiny_entries_at_equal_eigenvalues_do_no_harm(off: float) -> None:
+    N = numpy_twin.bounded(np.array([[1.0, off], [off, 1.0]]))
+    assert np.abs(N).max() <= 0.5
