@@ -110,7 +110,7 @@ def test_doctor_reports_torch_bf16_peers_and_data(tmp_path, capsys):
     assert cli.main(["doctor", "--json", str(tmp_path / "doctor.json")]) == 0
     found = json.loads((tmp_path / "doctor.json").read_text())
     assert "bf16 matmul" in found["machine"]["bf16 on the CPU"]
-    assert [name for name, version, _ in found["packages"] if version.startswith("missing")] == []
+    assert [name for name, version in found["peers"].items() if version.startswith("missing")] == []
     assert [row[0] for row in found["datasets"]] == ["digits", "fashion-mnist", "cifar-10", "shakespeare"]
     assert "torch" in capsys.readouterr().out
 
@@ -122,15 +122,6 @@ def test_demo_trains_with_four_optimizers_and_draws(tmp_path, capsys):
     assert set(losses) == {"spectral", "soap", "muon", "adamw"}
     assert losses["spectral"] < math.log(10) - 0.3  # clearly better than guessing one of ten digits
     assert (tmp_path / "demo.png").stat().st_size > 10_000
-
-
-def test_without_rich_the_extra_is_named(monkeypatch, capsys):
-    def fail(name):
-        raise ModuleNotFoundError(f"No module named {name!r}")
-
-    monkeypatch.setattr(console.importlib, "import_module", fail)
-    with pytest.raises(UserError, match=r"eigenstep\[experiments\]"):
-        console.print_table("t", ("a",), [("b",)])
 
 
 def test_a_result_file_is_whole_or_not_there(tmp_path):

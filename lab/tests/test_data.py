@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from eigenstep_lab import data
-from eigenstep_lab.data import DATASETS, fetch, find, load_images, load_text
-from eigenstep_lab.download import download
-from eigenstep_lab.samples import Images, Text
+from eigenstep_lab.data import datasets as data
+from eigenstep_lab.data.datasets import DATASETS, fetch, find, load_images, load_text
+from eigenstep_lab.data.download import download
+from eigenstep_lab.data.samples import Images, Text
 
 
 @pytest.fixture(autouse=True)

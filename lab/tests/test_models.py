@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from eigenstep_lab.models import GPT, PLAIN_VIT, ViT, sincos_positions
+from eigenstep_lab.models.transformers import GPT, PLAIN_VIT, ViT, sincos_positions
 
 
 def small_vit(**options):

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eigenstep_lab import console
-from eigenstep_lab.models import ViT
+from eigenstep.core import extras
+from eigenstep_lab.models.transformers import ViT
 from eigenstep_lab.registry import OPTIMIZERS, Together, build, is_hidden_matrix
 
 STARTS_LATE = ("soap", "klsoap", "klshampoo", "soap_reference")
@@ -172,6 +172,6 @@ def test_a_missing_package_names_the_extra_to_install(monkeypatch):
     def fail(name):
         raise ModuleNotFoundError(f"No module named {name!r}")
 
-    monkeypatch.setattr(console.importlib, "import_module", fail)
-    with pytest.raises(ImportError, match=r"'heavyball'.*pip install 'eigenstep\[peers\]'"):
+    monkeypatch.setattr(extras.importlib, "import_module", fail)
+    with pytest.raises(ImportError, match=r"'heavyball'.*pip install '\./lab\[peers\]'"):
         build("soap", network().named_parameters(), lr=1e-3)

@@ -24,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from eigenstep import Spectral
 
 BATCH = 8
+KINDS = {2: ("ddp", "fsdp2", "sideways"), 4: ("ddp", "fsdp2", "sideways", "hsdp")}
+"""Ways of sharing the work, by the number of ranks."""
 Build = Callable[[], nn.Module]
 
 
@@ -137,6 +139,12 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
         value = parameter.detach()
         found[name.removeprefix("module.")] = (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
     return found
+
+
+def distance(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """Largest difference of weights, relative to the largest entry of their tensor."""
+    assert list(mine) == list(theirs)
+    return max(((mine[key] - theirs[key]).abs().max() / theirs[key].abs().max()).item() for key in mine)
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

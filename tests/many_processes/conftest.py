@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from .ranks import results
-
-Results = dict[tuple[str, int], list[Any]]
+from .ranks import Results, results, shared_folder
 
 
 @pytest.fixture(scope="session")
 def ranks_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """Where the ranks put their files, the same for all processes that run tests."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "ranks"
-    folder.mkdir(exist_ok=True)
-    return folder
+    """Where the ranks put their files."""
+    return shared_folder(tmp_path_factory, worker_id, "ranks")
 
 
 @pytest.fixture(scope="session")
 def found(ranks_folder: Path) -> Results:
     """What every check gave, rank by rank."""
-    with (ranks_folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return results(ranks_folder)
+    return results(ranks_folder, "many_processes.checks")

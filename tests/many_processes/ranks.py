@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
+import importlib
 import multiprocessing
 import traceback
 import warnings
@@ -10,17 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 RANKS = 4
-PRELOADED = ["eigenstep_lab.trainer", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+PRELOADED = ["eigenstep.optim", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
 """Imported once for all ranks; DistributedDataParallel needs the second."""
 
 Check = Callable[[Path], Any]
 CHECKS: dict[str, tuple[Check, tuple[int, ...]]] = {}
 """What ranks run, by name: a function of a folder that they share, and for which numbers of ranks."""
+Results = dict[tuple[str, int], list[Any]]
+"""For each name and number of ranks, what the ranks returned (or an error's text)."""
 
 
 def on_ranks(*worlds: int) -> Callable[[Check], Check]:
@@ -33,24 +38,33 @@ def on_ranks(*worlds: int) -> Callable[[Check], Check]:
     return register
 
 
-def results(folder: Path) -> dict[tuple[str, int], list[Any]]:
-    """Run all checks and return, for each name and number of ranks, the results of the ranks (or an error's text)."""
-    if not (folder / "done").exists():
-        multiprocessing.set_forkserver_preload(PRELOADED)
-        context = mp.start_processes(_work, (folder,), RANKS, join=False, start_method="forkserver")
-        while not context.join(timeout=5):
-            pass
-        (folder / "done").touch()
-    found: dict[tuple[str, int], list[Any]] = {}
+def shared_folder(factory: pytest.TempPathFactory, worker_id: str, name: str) -> Path:
+    """Make a folder that is the same for all processes that run tests."""
+    base = factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def results(folder: Path, checks: str) -> Results:
+    """Run all checks of a module, once for all processes that run tests, with the ranks' files in a folder."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            multiprocessing.set_forkserver_preload(PRELOADED)
+            context = mp.start_processes(_work, (folder, checks), RANKS, join=False, start_method="forkserver")
+            while not context.join(timeout=5):
+                pass
+            (folder / "done").touch()
+    found: Results = {}
     for rank in range(RANKS):
         for key, value in torch.load(folder / f"{rank}.pt", weights_only=False).items():
             found.setdefault(key, []).append(value)
     return found
 
 
-def _work(rank: int, folder: Path) -> None:
-    from . import checks  # noqa: F401 - registers them
-
+def _work(rank: int, folder: Path, checks: str) -> None:
+    importlib.import_module(checks)  # registers them
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     found: dict[tuple[str, int], Any] = {}

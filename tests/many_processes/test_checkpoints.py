@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from .cases import resume
+from .cases import distance, resume
 from .checks import END, SAVED
-from .conftest import Results
-from .test_equality import distance
+from .ranks import Results
 
 
 @pytest.mark.parametrize(

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from eigenstep import Spectral
 
-from .cases import Net, go_on, train, weights
-from .checks import GROUPS, KINDS, NETWORKS, Pair, combinations
-from .conftest import Results
+from .cases import KINDS, Net, distance, go_on, train, weights
+from .checks import GROUPS, NETWORKS, Pair, combinations
+from .ranks import Results
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-
-
-def distance(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """Largest difference of weights, relative to the largest entry of their tensor."""
-    assert list(mine) == list(theirs)
-    return max(((mine[key] - theirs[key]).abs().max() / theirs[key].abs().max()).item() for key in mine)
 
 
 @pytest.mark.parametrize(("network", "dtype"), sorted({(key[0], key[2]) for key in combinations(4)}, key=str), ids=str)

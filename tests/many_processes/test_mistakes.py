@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import Results
+from .ranks import Results
 
 SENTENCES = {
     "other weights": "different weights for parameter 0",

@@ -32,14 +32,14 @@ class Command:
     computes: bool = True
 
 
-# To add a command, write its module and add one line here. Benchmarks have their own table in experiments.bench.
+# To add a command, write its module and add one line here. Benchmarks have their own table in `eigenstep_lab.bench`.
 COMMANDS: Mapping[str, Command] = {
     "demo": Command("eigenstep_lab.demo", "see the library's main job at work, in seconds"),
-    "train": Command("eigenstep_lab.train", "train a transformer, with exact checkpoints"),
-    "tune": Command("eigenstep_lab.tune", "search hyperparameters at random, as the paper does"),
+    "train": Command("eigenstep_lab.train.command", "train a transformer, with exact checkpoints"),
+    "tune": Command("eigenstep_lab.train.tune", "search hyperparameters at random, as the paper does"),
     "doctor": Command("eigenstep_lab.doctor", "what this machine can do: torch, bf16, peers, data"),
-    "reproduce": Command("eigenstep_lab.reproduce", "make the figures of the paper, with verdicts"),
-    "data": Command("eigenstep_lab.data_command", "list, fetch and check the datasets", computes=False),
+    "reproduce": Command("eigenstep_lab.figures.reproduce", "make the figures of the paper, with verdicts"),
+    "data": Command("eigenstep_lab.data.command", "list, fetch and check the datasets", computes=False),
     "bench": Command("eigenstep_lab.bench", "measure eigenstep against other methods", computes=False),
 }
 

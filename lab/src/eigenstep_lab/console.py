@@ -12,8 +12,6 @@ from typing import IO, Any, TypeVar
 
 from eigenstep.core.extras import require
 
-__all__ = ["UserError", "atomic_write", "print_table", "progress", "require", "track", "write_json"]
-
 T = TypeVar("T")
 
 
@@ -21,26 +19,36 @@ class UserError(ValueError):
     """A mistake that the user can repair; the message alone must be enough to do so."""
 
 
+def require_peer(module: str) -> Any:
+    """Import a package that eigenstep is compared with, or say how to install them all."""
+    return require(module, "./lab[peers]")
+
+
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table; numbers should come formatted."""
-    table = require("rich.table", "eigenstep-lab").Table(title=title, title_justify="left")
+    from rich.console import Console  # slow to import: not before it is needed
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*map(str, row))
-    require("rich.console", "eigenstep-lab").Console().print(table, markup=False)
+    Console().print(table, markup=False)
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterable[T]:
     """Pass `items` on, with a progress bar."""
-    tracked: Iterable[T] = require("rich.progress", "eigenstep-lab").track(items, description, total=total)
-    return tracked
+    from rich import progress
+
+    return progress.track(items, description, total=total)
 
 
 def progress(shown: bool = True) -> Any:
     """Return rich's display of several progress bars, to be used in a `with` statement; it may be kept invisible."""
-    module = require("rich.progress", "eigenstep-lab")
-    return module.Progress(*module.Progress.get_default_columns(), disable=not shown)
+    from rich.progress import Progress
+
+    return Progress(*Progress.get_default_columns(), disable=not shown)
 
 
 @contextlib.contextmanager

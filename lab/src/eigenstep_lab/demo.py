@@ -18,8 +18,8 @@ from eigenstep.optim import Spectral
 from eigenstep.plotting import figure, save
 
 from .console import print_table, progress
+from .problems.tasks import TASKS, Record, train
 from .registry import build
-from .tasks import TASKS, Record, train
 
 LEARNING_RATES = {"spectral": 1e-2, "soap": 1e-2, "muon": 3e-2, "adamw": 1e-3}
 

@@ -15,14 +15,9 @@ from pathlib import Path
 from eigenstep import __version__, cpu
 
 from .console import print_table, write_json
-from .data_command import status
+from .data.command import status
 
-# Extra of eigenstep, and the distributions in it that a command can use.
-PACKAGES = {
-    "plots": ("matplotlib",),
-    "experiments": ("scikit-learn", "rich", "pillow", "optuna", "tensorboard"),
-    "peers": ("heavyball", "pytorch_optimizer", "cma", "cmaes", "pymanopt", "geoopt"),
-}
+PEERS = ("heavyball", "pytorch_optimizer", "cma", "cmaes", "coco-experiment", "pymanopt", "geoopt")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Print the findings."""
-    machine, packages, datasets = dict(_machine()), list(_packages()), status()
+    machine, peers, datasets = dict(_machine()), dict(_peers()), status()
     print_table("Machine", ("what", "found"), machine.items())
-    print_table("Optional packages", ("package", "version", "extra"), packages)
+    print_table("What eigenstep is compared with", ("package", "version"), peers.items())
     print_table("Datasets", ("name", "what it is", "where"), datasets)
     if args.json:
-        write_json(args.json, {"machine": machine, "packages": packages, "datasets": datasets})
+        write_json(args.json, {"machine": machine, "peers": peers, "datasets": datasets})
 
 
 def _machine() -> Iterable[tuple[str, str]]:
@@ -53,10 +48,9 @@ def _machine() -> Iterable[tuple[str, str]]:
     yield "bf16 on the CPU", cpu.prepare().explain()
 
 
-def _packages() -> Iterable[tuple[str, str, str]]:
-    for extra, names in PACKAGES.items():
-        for name in names:
-            try:
-                yield name, importlib.metadata.version(name), extra
-            except importlib.metadata.PackageNotFoundError:
-                yield name, f"missing: pip install 'eigenstep[{extra}]'", extra
+def _peers() -> Iterable[tuple[str, str]]:
+    for name in PEERS:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield name, "missing: pip install './lab[peers]'"

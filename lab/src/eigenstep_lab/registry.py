@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from eigenstep.optim import Spectral
 
-from .console import UserError, require
+from .console import UserError, require_peer
 
 Named = list[tuple[str, Tensor]]
 
@@ -145,7 +145,7 @@ def _muon(named: Named, lr: float, weight_decay: float, **options: Any) -> Optim
 
 def _heavyball(kind: str) -> Callable[..., Optimizer]:
     def make(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
-        heavyball = require("heavyball", "eigenstep-lab")
+        heavyball = require_peer("heavyball")
         warnings.filterwarnings("ignore", "Learning rate changed between steps")  # schedules do that
         if not named[0][1].is_cuda:
             heavyball.utils.compile_mode = None  # on a CPU compiling takes minutes and gains nothing
@@ -161,16 +161,16 @@ def _psgd_kron(named: Named, lr: float, weight_decay: float, interval: int, **op
 
 
 def _soap_reference(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
-    soap = require("pytorch_optimizer", "eigenstep-lab").SOAP
+    soap = require_peer("pytorch_optimizer").SOAP
     optimizer: Optimizer = soap(_tensors(named), lr=lr, weight_decay=weight_decay, **options)
     return optimizer
 
 
 def _scalable_shampoo(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
-    package = require("pytorch_optimizer", "eigenstep-lab")
+    package = require_peer("pytorch_optimizer")
     # Grafted on RMSprop, with averaged momentum: the size of its updates is then AdamW's too.
     options = {
-        "graft_type": require("pytorch_optimizer.optimizer.utils.graft", "eigenstep-lab").LayerWiseGrafting.RMSPROP,
+        "graft_type": require_peer("pytorch_optimizer.optimizer.utils.graft").LayerWiseGrafting.RMSPROP,
         "moving_average_for_momentum": True,
         "decoupled_weight_decay": True,
         **options,

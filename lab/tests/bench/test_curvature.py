@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from eigenstep.core.matrices import Full, Kronecker
-from eigenstep_lab import cli, prediction
-from eigenstep_lab.bench import curvature
-from eigenstep_lab.prediction import Layers, Setting
+from eigenstep_lab import cli
+from eigenstep_lab.bench import curvature, prediction
+from eigenstep_lab.bench.prediction import Layers, Setting
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 SMALL = ["--tasks", "digits", "--steps", "60", "--width", "16", "--depth", "1"]
 
 

@@ -15,8 +15,9 @@ from eigenstep_lab import cli
 from eigenstep_lab.bench import inference
 from eigenstep_lab.bench.inference_fits import linearized
 from eigenstep_lab.bench.inference_quadrature import Quadrature as BenchQuadrature
+from inference.problems import Quadrature, small_logistic
 
-from .problems import Quadrature, small_logistic
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.mark.slow
@@ -32,7 +33,7 @@ def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_published_verdicts_follow_from_published_figures() -> None:
-    result = json.loads((Path(__file__).parents[2] / "docs" / "results" / "inference.json").read_text())["result"]
+    result = json.loads((Path(__file__).parents[3] / "docs" / "results" / "inference.json").read_text())["result"]
     found = list(inference.verdicts(result))
     assert [asdict(verdict) for verdict in found] == result["verdicts"]
     assert sum(verdict.holds for verdict in found) == sum(row[-1] == "holds" for row in result["tables"][-1]["rows"])

@@ -12,7 +12,7 @@ from eigenstep_lab import cli
 from eigenstep_lab.bench import pages, precision, step, training
 from eigenstep_lab.console import UserError
 
-PROJECT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parents[3]
 PLACE = "# Mine\n\n<!-- tables of {} -->\nstale\n<!-- end of tables -->\n\nThe end.\n"
 
 

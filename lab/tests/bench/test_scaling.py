@@ -8,7 +8,7 @@ import pytest
 
 from eigenstep_lab import cli
 from eigenstep_lab.bench import scaling
-from eigenstep_lab.cost_model import GPUS, MODELS, OPTIMIZERS, Unit, cost, training_wire, wire
+from eigenstep_lab.cost.model import GPUS, MODELS, OPTIMIZERS, Unit, cost, training_wire, wire
 
 SHAPES = [(name, tuple(p.shape)) for name, p in scaling.gpt(16).named_parameters()]
 

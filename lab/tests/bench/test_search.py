@@ -14,10 +14,9 @@ from eigenstep_lab import cli
 from eigenstep_lab.bench import search, search_bbob
 from eigenstep_lab.bench.search_peers import PEERS, TOLX, Counted, Over
 from eigenstep_lab.console import UserError
+from search.problems import sphere
 
-from .problems import sphere
-
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "search.json"
+RESULTS = Path(__file__).parents[3] / "docs" / "results" / "search.json"
 
 
 def test_counting() -> None:

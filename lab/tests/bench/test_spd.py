@@ -14,7 +14,7 @@ from eigenstep_lab.bench import spd, spd_stochastic
 from eigenstep_lab.bench.spd_problems import PROBLEMS
 from eigenstep_lab.bench.spd_solvers import Meter, Over, ours
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

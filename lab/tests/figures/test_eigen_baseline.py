@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from core.cases import random_diagonal, random_full, random_kronecker, random_symmetric
 from eigenstep.core.curvature import Dense, OuterProducts, project, project_identity
 from eigenstep.core.maps import orthogonality_defect, truncated_exp
 from eigenstep.core.matrices import Diagonal, Full, Kronecker
@@ -16,8 +17,7 @@ from eigenstep.core.numerics import diagonal
 from eigenstep.core.step import update
 from eigenstep_lab.baselines import eigen
 
-from .cases import random_diagonal, random_full, random_kronecker, random_symmetric
-
+pytestmark = pytest.mark.usefixtures("float64")
 close = partial(assert_close, rtol=1e-9, atol=1e-9)
 
 

@@ -9,7 +9,7 @@ import torch
 from eigenstep.search.nes import PaperNES, default_lr
 from eigenstep.search.rates import default_population
 from eigenstep_lab.baselines.nes import ExponentialNES, rank_utilities
-from eigenstep_lab.functions import FUNCTIONS
+from eigenstep_lab.problems.functions import FUNCTIONS
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

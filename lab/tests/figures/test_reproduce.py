@@ -10,16 +10,16 @@ import torch
 from scipy import linalg
 
 from eigenstep import Full, OuterProducts
-from eigenstep_lab import cli, figures, report, reproduce
+from eigenstep_lab import cli, figures
 from eigenstep_lab.baselines import eigen
 from eigenstep_lab.baselines.van_loan import dense_curvature
 from eigenstep_lab.bench import pages
 from eigenstep_lab.console import UserError
-from eigenstep_lab.figures import exact_vs_truncated, gradient_free, low_precision, matching, spd
+from eigenstep_lab.figures import exact_vs_truncated, gradient_free, low_precision, matching, report, reproduce, spd
 from eigenstep_lab.figures.training import RoundedWeights
-from eigenstep_lab.functions import FUNCTIONS
+from eigenstep_lab.problems.functions import FUNCTIONS
+from eigenstep_lab.problems.tasks import TASKS
 from eigenstep_lab.results import Curve, Panel, Result, Table, Verdict, typical_ratio
-from eigenstep_lab.tasks import TASKS
 
 CPU = torch.device("cpu")
 MINIATURES = {

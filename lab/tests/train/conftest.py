@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from eigenstep_lab.settings import Settings
+from eigenstep_lab.train.settings import Settings
 
 TINY_VIT = {"width": 16, "depth": 1, "heads": 2}
 

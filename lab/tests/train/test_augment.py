@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from eigenstep_lab.augment import cut, middle_square, mix, random_box
+from eigenstep_lab.train.augment import cut, middle_square, mix, random_box
 
 
 def test_the_whole_picture_stays_and_mirrors_exactly():

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eigenstep_lab import checkpoint
-from eigenstep_lab.models import ViT
+from eigenstep_lab.models.transformers import ViT
 from eigenstep_lab.registry import OPTIMIZERS, build
+from eigenstep_lab.train import checkpoint
 
 
 def test_only_the_newest_are_kept_and_each_says_what_was_saved(tmp_path):

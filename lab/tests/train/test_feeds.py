@@ -4,8 +4,8 @@ import torch
 from PIL import Image
 
 from eigenstep_lab import cli
-from eigenstep_lab.feeds import PHOTO_MEAN, PHOTO_STD, Passages, PictureFolder, PicturesInMemory, open_feed
-from eigenstep_lab.settings import Settings
+from eigenstep_lab.train.feeds import PHOTO_MEAN, PHOTO_STD, Passages, PictureFolder, PicturesInMemory, open_feed
+from eigenstep_lab.train.settings import Settings
 
 
 def stack(batches):

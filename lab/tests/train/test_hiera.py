@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eigenstep_lab.hiera import HIERA_VIT, Hiera, UnitAttention, merge, merging_order
+from eigenstep_lab.models.hiera import HIERA_VIT, Hiera, UnitAttention, merge, merging_order
 from eigenstep_lab.registry import is_hidden_matrix
 
 

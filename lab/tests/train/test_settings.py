@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from eigenstep_lab import settings as module
-from eigenstep_lab import train, tune
-from eigenstep_lab.building import NETWORKS
-from eigenstep_lab.settings import CONFIGS, MODELS, Settings, count_steps
+from eigenstep_lab.train import command as train
+from eigenstep_lab.train import settings as module
+from eigenstep_lab.train import tune
+from eigenstep_lab.train.building import NETWORKS
+from eigenstep_lab.train.settings import CONFIGS, MODELS, Settings, count_steps
 
 
 def parse(*words):
@@ -134,7 +135,7 @@ def test_mistakes_in_a_file_are_explained(text, message, tmp_path):
 
 def documented():
     """Every command line for `train` and `tune` in the documentation, the help texts and the shipped configurations."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     texts = [(root / "docs" / "training.md").read_text(), train.__doc__, tune.__doc__]
     texts += [path.read_text() for path in CONFIGS.glob("*.toml")]
     lines = [line.strip("# ") for text in texts for line in text.splitlines()]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from eigenstep_lab import cli
-from eigenstep_lab import train as command
-from eigenstep_lab.runlog import read
+from eigenstep_lab.train import command
+from eigenstep_lab.train.runlog import read
 
 TINY = ["--batch", "8", "--test-batches", "2", "--model-option", "width=16", "--model-option", "heads=2"]
 
@@ -34,7 +34,7 @@ def wait_for(condition, process, seconds=120):
 
 def start(words, directory):
     """Start the command in a process of its own, without the trial of bf16 that would take seconds."""
-    code = "from eigenstep import cli, cpu; cpu.prepare = lambda: None; raise SystemExit(cli.main())"
+    code = "from eigenstep import cpu; cpu.prepare = lambda: None; from eigenstep_lab import cli; exit(cli.main())"
     line = [sys.executable, "-c", code, *words, "--directory", str(directory)]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

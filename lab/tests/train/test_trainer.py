@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eigenstep_lab import trainer
-from eigenstep_lab.feeds import MIX, chance
-from eigenstep_lab.runlog import RunLog, read
-from eigenstep_lab.trainer import Diverged, Run, cross_entropy, train
+from eigenstep_lab.train import trainer
+from eigenstep_lab.train.feeds import MIX, chance
+from eigenstep_lab.train.runlog import RunLog, read
+from eigenstep_lab.train.trainer import Diverged, Run, cross_entropy, train
 
 
 def weights(directory):
@@ -200,14 +200,6 @@ def test_lines_from_beyond_the_checkpoint_are_removed_from_the_log(tmp_path):
     two.close()
     kept = [(line["step"], line["loss"]) for line in read(tmp_path / "log.csv")]
     assert kept == [("10", "1.0"), ("20", "1.0"), ("30", "2.0")]
-
-
-def test_without_tensorboard_there_is_still_a_log(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    log = RunLog(tmp_path, 0)
-    log.write(1, epoch=0.1, loss=1.0, lr=0.1, seconds=1)
-    log.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
 def test_a_failure_to_read_data_in_the_middle_leaves_a_run_that_goes_on(tiny, pictures, tmp_path, monkeypatch):

@@ -3,12 +3,13 @@ import math
 
 import pytest
 
-from eigenstep_lab import cli, tune
-from eigenstep_lab.building import build_optimizer
-from eigenstep_lab.models import ViT
+from eigenstep_lab import cli
+from eigenstep_lab.models.transformers import ViT
 from eigenstep_lab.registry import OPTIMIZERS
-from eigenstep_lab.settings import Settings
-from eigenstep_lab.spaces import SPACES, Range, apply, space_of
+from eigenstep_lab.train import tune
+from eigenstep_lab.train.building import build_optimizer
+from eigenstep_lab.train.settings import Settings
+from eigenstep_lab.train.spaces import SPACES, Range, apply, space_of
 
 WORDS = [
     "tune",

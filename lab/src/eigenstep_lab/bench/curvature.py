@@ -21,10 +21,10 @@ from torch import Tensor
 from eigenstep.plotting import figure, save
 
 from ..console import UserError, print_table, track
-from ..data import find
-from ..prediction import LR, Layers, Setting, follow, record, stack
+from ..data.datasets import find
+from ..problems.tasks import Task, picture_task, text_task
 from ..results import Table
-from ..tasks import Task, picture_task, text_task
+from .prediction import LR, Layers, Setting, follow, record, stack
 
 TASKS: Mapping[str, Callable[..., Task]] = {
     "fashion-mnist": partial(picture_task, "fashion-mnist", 7),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from sklearn import datasets
 from torch import Tensor
 from torch.func import jvp
 
@@ -26,7 +27,7 @@ from eigenstep.inference.hmc import diagnostics
 from eigenstep.inference.models import Supervised, calibration_error, class_probabilities, log_predictive, predictive
 from eigenstep.inference.target import Target
 
-from ..console import require, track
+from ..console import track
 from .inference_quadrature import Quadrature
 
 UNBIASED = ("hessian", "gauss-newton", "reparametrization", "reinforce")
@@ -38,7 +39,7 @@ SETS = {"diabetes": "load_diabetes", "breast cancer": "load_breast_cancer", "win
 
 def load(name: str, features: int | None = None) -> tuple[Tensor, Tensor]:
     """Return standardized inputs with a column of ones, and the targets."""
-    inputs, targets = getattr(require("sklearn.datasets", "eigenstep-lab"), SETS[name])(return_X_y=True)
+    inputs, targets = getattr(datasets, SETS[name])(return_X_y=True)
     x = torch.tensor(inputs[:, :features])
     x = (x - x.mean(0)) / x.std(0)
     return torch.cat([x, torch.ones(len(x), 1)], 1), torch.tensor(targets)

@@ -22,8 +22,8 @@ from eigenstep.plotting import save_lines
 
 from ..console import track
 from ..figures.training import load_task
+from ..problems.tasks import TASKS, train
 from ..results import Table, Verdict, verdict_table
-from ..tasks import TASKS, train
 
 BF16 = torch.bfloat16
 SETTINGS: Mapping[str, tuple[torch.dtype, dict[str, Any]]] = {

@@ -1,6 +1,6 @@
 """What a step costs on many GPUs: a model for transformers from 124 M to 70 B weights, and measurements that check it.
 
-The model counts operations, memory of state and bytes on the wire; its formulas are in experiments/cost_model.py. They
+The model counts operations, memory of state and bytes on the wire; its formulas are in `eigenstep_lab.cost`. They
 are compared with what is measured on a GPT of 12 layers: operations and state of each optimizer in one process, and
 what each of 2 and 4 ranks computes, keeps and sends when Spectral trains with DDP, FSDP2 and HSDP (by gloo, on this
 machine; how long that takes says nothing about GPUs and is not measured).
@@ -17,8 +17,8 @@ from typing import Any
 from eigenstep import plotting as plots
 
 from ..console import UserError, track
-from ..cost_model import GPUS, MODELS, OPTIMIZERS, Cost, Optimizer, Shapes, cost, spectral, training_wire
-from ..cost_runs import MEASURED, WAYS, Ranks, gpt, measure_ranks, measure_single, trained
+from ..cost.model import GPUS, MODELS, OPTIMIZERS, Cost, Optimizer, Shapes, cost, spectral, training_wire
+from ..cost.runs import MEASURED, WAYS, Ranks, gpt, measure_ranks, measure_single, trained
 from ..results import Table, Verdict, verdict_table
 
 DRAWN = ("124 M", "7 B", "70 B")

@@ -32,8 +32,8 @@ import torch
 from eigenstep.plotting import figure, save
 from eigenstep.search import Search
 
-from ..console import UserError, require, track, write_json
-from ..functions import FUNCTIONS
+from ..console import UserError, require_peer, track, write_json
+from ..problems.functions import FUNCTIONS
 from ..results import Table, Verdict, verdict_table
 from .search_bbob import BUDGET, run_function, summarize
 from .search_bbob import FUNCTIONS as BBOB
@@ -191,7 +191,7 @@ def _step_eigenstep(d: int) -> Iterator[tuple[float, int]]:
 
 def _step_pycma(d: int) -> Iterator[tuple[float, int]]:
     options = {"verbose": -9, "verb_log": 0, "seed": 1, "tolfun": 0, "tolx": 0, "tolfunhist": 0}
-    strategy = require("cma", "eigenstep-lab").CMAEvolutionStrategy(np.ones(d), 1.0, options)
+    strategy = require_peer("cma").CMAEvolutionStrategy(np.ones(d), 1.0, options)
     while True:
         start = time.process_time()
         points = strategy.ask()
@@ -204,7 +204,7 @@ def _step_pycma(d: int) -> Iterator[tuple[float, int]]:
 
 
 def _step_cmaes(d: int) -> Iterator[tuple[float, int]]:
-    strategy = require("cmaes", "eigenstep-lab").CMA(np.ones(d), 1.0, seed=1)
+    strategy = require_peer("cmaes").CMA(np.ones(d), 1.0, seed=1)
     while True:
         start = time.process_time()
         points = [strategy.ask() for _ in range(strategy.population_size)]

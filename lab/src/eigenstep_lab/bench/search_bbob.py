@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..console import UserError, require, write_json
+from ..console import UserError, require_peer, write_json
 from .search_peers import PEERS, TOLX, Array, Counted
 
 BUDGET = 1000
@@ -34,9 +34,7 @@ def run_function(directory: Path, peer: str, function: int, d: int, instances: S
     path = directory / f"bbob-{peer}-d{d}-f{function}-i{instances[0]}-{instances[-1]}.json"
     if path.exists():
         return read_hits(path)
-    suite = require("cocoex", "eigenstep-lab").Suite(
-        "bbob", f"instances: {instances[0]}-{instances[-1]}", f"dimensions: {d}"
-    )
+    suite = require_peer("cocoex").Suite("bbob", f"instances: {instances[0]}-{instances[-1]}", f"dimensions: {d}")
     hits = []
     for instance in instances:
         problem = suite.get_problem_by_function_dimension_instance(function, d, instance)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from eigenstep.search import Search
 
-from ..console import require
+from ..console import require_peer
 
 Array = NDArray[np.float64]
 Starts = Callable[[np.random.Generator], Array]
@@ -78,7 +78,7 @@ def pycma(
     function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int, tolx: float
 ) -> None:
     """Run ``cma.fmin2`` with its own restarts."""
-    cma = require("cma", "eigenstep-lab")
+    cma = require_peer("cma")
     rng = np.random.default_rng(seed)
     options = {"verbose": -9, "seed": seed + 1, "maxfevals": budget, "ftarget": -math.inf, "tolx": tolx}
     with contextlib.suppress(Over), warnings.catch_warnings():
@@ -100,7 +100,7 @@ def cmaes(
 
     When it stops cannot be changed, so ``tolx`` means nothing to it.
     """
-    module = require("cmaes", "eigenstep-lab")
+    module = require_peer("cmaes")
     rng = np.random.default_rng(seed)
     population = None
     with contextlib.suppress(Over), warnings.catch_warnings():

@@ -22,7 +22,7 @@ from eigenstep.core.numerics import symmetrize, transpose
 from eigenstep.manifold import minimize_spd
 
 from ..baselines import rgd
-from ..console import require
+from ..console import require_peer
 from .spd_problems import Problem
 
 
@@ -117,8 +117,8 @@ def ours(meter: Meter, **options: Any) -> None:
 
 def pymanopt(meter: Meter, optimizer: str) -> None:
     """Minimize with an optimizer of pymanopt and hand-written derivatives."""
-    package = require("pymanopt", "eigenstep-lab")
-    manifold = require("pymanopt.manifolds", "eigenstep-lab").SymmetricPositiveDefinite(meter.problem.size)
+    package = require_peer("pymanopt")
+    manifold = require_peer("pymanopt.manifolds").SymmetricPositiveDefinite(meter.problem.size)
 
     def cost(S: Any) -> float:
         value = meter.problem.cost(S)
@@ -132,7 +132,7 @@ def pymanopt(meter: Meter, optimizer: str) -> None:
         euclidean_gradient=decorate(lambda S: meter.gradient(S)),
         euclidean_hessian=decorate(lambda S, direction: meter.hessian(S, direction)),
     )
-    make = getattr(require("pymanopt.optimizers", "eigenstep-lab"), optimizer)
+    make = getattr(require_peer("pymanopt.optimizers"), optimizer)
     never = {"max_iterations": 10**6, "min_gradient_norm": 0.0, "min_step_size": 0.0, "max_time": math.inf}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -174,7 +174,7 @@ def spectral(meter: Meter, lr: float, retraction: str) -> None:
 
 def geoopt(meter: Meter, lr: float, optimizer: str) -> None:
     """Descend with an optimizer of geoopt and a fixed step size."""
-    package = require("geoopt", "eigenstep-lab")
+    package = require_peer("geoopt")
     start = torch.eye(meter.problem.size, dtype=torch.float64)
     S = package.ManifoldParameter(start, manifold=package.SymmetricPositiveDefinite())
     stepper = getattr(package.optim, optimizer)([S], lr=lr)

@@ -25,9 +25,9 @@ import torch
 from eigenstep.plotting import figure, save
 
 from ..console import UserError, track, write_json
+from ..problems.tasks import TASKS, Task, train
 from ..registry import OPTIMIZERS, build
 from ..results import Table, Verdict, verdict_table
-from ..tasks import TASKS, Task, train
 from . import commit
 
 MAIN = ("spectral", "spectral_fast", "adamw", "muon", "soap", "klsoap")

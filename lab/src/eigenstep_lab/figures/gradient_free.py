@@ -29,7 +29,7 @@ from eigenstep.search.rates import default_population
 
 from ..baselines.nes import NES, CholeskyNES, ExponentialNES, rank_utilities
 from ..console import track
-from ..functions import FUNCTIONS, Function
+from ..problems.functions import FUNCTIONS, Function
 from ..results import Curve, Panel, Result, Table, Verdict
 
 CLAIM = "It performs similarly to existing natural evolution strategies."

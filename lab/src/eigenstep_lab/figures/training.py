@@ -12,10 +12,10 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from ..console import progress
-from ..data import find
+from ..data.datasets import find
+from ..problems.tasks import TASKS, Batch, Record, Task, train
 from ..registry import build
 from ..results import Curve, Panel
-from ..tasks import TASKS, Batch, Record, Task, train
 
 WEIGHT_DECAY = 0.1
 TEST_BATCHES = 64

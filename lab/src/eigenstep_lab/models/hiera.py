@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .console import UserError
-from .models import initialize
+from ..console import UserError
+from .transformers import initialize
 
 
 def merging_order(rows: int, columns: int, merges: int) -> Tensor:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageOps
 
-from .console import UserError, require
+from ..console import UserError
 
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -49,13 +50,12 @@ def read_idx(path: Path) -> Bytes:
 
 def read_picture(path: Path, size: int | None = None) -> Bytes:
     """Read one image file as height × width × RGB; with `size`, its middle, scaled to size × size."""
-    image, fit = require("PIL.Image", "eigenstep-lab"), require("PIL.ImageOps", "eigenstep-lab").fit
     with reading(path):
-        with image.open(path) as picture:
+        with Image.open(path) as picture:
             picture.verify()  # checksums, which decoding does not look at; it uses the picture up
-        with image.open(path) as picture:
+        with Image.open(path) as picture:
             rgb = picture.convert("RGB")
-        return np.asarray(rgb if size is None else fit(rgb, (size, size), method=image.Resampling.BICUBIC))
+        return np.asarray(rgb if size is None else ImageOps.fit(rgb, (size, size), method=Image.Resampling.BICUBIC))
 
 
 def read_cifar_sheet(path: Path) -> Bytes:

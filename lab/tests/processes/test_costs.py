@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from eigenstep_lab import cost_runs
-
-from .checks import KINDS
-from .conftest import Results
+from eigenstep_lab.cost import runs as cost_runs
+from many_processes.cases import KINDS
+from many_processes.ranks import Results
 
 
 @pytest.fixture(scope="module")

@@ -21,15 +21,15 @@ from torch.nn import functional as F
 
 from eigenstep import __version__
 
+from ..console import UserError, atomic_write, write_json
+from ..problems.tasks import learning_rate_factor
 from . import checkpoint, parallel
 from .augment import mix
 from .building import build_model, build_optimizer, choose_device
-from .console import UserError, atomic_write, write_json
 from .feeds import MIX, STEP, Batch, chance, open_feed
 from .parallel import Team
 from .runlog import RunLog
 from .settings import DURATIONS, Settings, count_steps
-from .tasks import learning_rate_factor
 
 
 class Diverged(UserError):

@@ -17,9 +17,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from .data import load_images, load_text
-from .hiera import Hiera
-from .models import GPT, ViT
+from ..data.datasets import load_images, load_text
+from ..models.hiera import Hiera
+from ..models.transformers import GPT, ViT
 
 Batch = tuple[Tensor, Tensor]
 TEST_SEED = 1_000_003

@@ -24,9 +24,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Any
 
+import optuna
+
+from ..console import UserError, atomic_write, print_table, track, write_json
 from . import checkpoint
 from . import settings as settings_module
-from .console import UserError, atomic_write, print_table, require, track, write_json
 from .settings import Settings
 from .spaces import Range, Space, apply, space_of
 from .trainer import Diverged, Result, train
@@ -69,13 +71,11 @@ def run(args: argparse.Namespace) -> None:
 
 def open_study(directory: Path, shared: Settings, objective: str) -> Any:
     """Open the search in a folder, or begin one."""
-    optuna = require("optuna", "eigenstep-lab")
-    storages = require("optuna.storages", "eigenstep-lab")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = directory / "journal.log"
     identity = {**shared.identity(), "objective": objective}
     try:
-        storage = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
         study = optuna.create_study(storage=storage, study_name="search", load_if_exists=True)
         before = study.user_attrs.get("identity")
     except (OSError, ValueError, KeyError) as error:
@@ -92,7 +92,6 @@ def open_study(directory: Path, shared: Settings, objective: str) -> Any:
 
 def queue(study: Any, space: Space, runs: int, seed: int) -> None:
     """Put all runs into the study that are not in it, or that another process had begun and cannot have finished."""
-    optuna = require("optuna", "eigenstep-lab")
     for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
     queued = {t.user_attrs["run"] for t in study.get_trials() if not _abandoned(t)}
@@ -107,7 +106,6 @@ def _abandoned(trial: Any) -> bool:
 
 def draw(space: Space, runs: int, seed: int) -> list[dict[str, Any]]:
     """Draw the hyperparameters of all runs; the first ones do not depend on how many there are."""
-    optuna = require("optuna", "eigenstep-lab")
     fixed = distributions(space)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     return [study.ask(fixed).params for _ in range(runs)]
@@ -115,19 +113,17 @@ def draw(space: Space, runs: int, seed: int) -> list[dict[str, Any]]:
 
 def distributions(space: Space) -> dict[str, Any]:
     """Translate a search space for Optuna."""
-    kinds = require("optuna.distributions", "eigenstep-lab")
     return {
-        name: kinds.FloatDistribution(*values, log=True)
+        name: optuna.distributions.FloatDistribution(*values, log=True)
         if isinstance(values, Range)
-        else kinds.CategoricalDistribution(values)
+        else optuna.distributions.CategoricalDistribution(values)
         for name, values in space.items()
     }
 
 
 def search(study: Any, shared: Settings, directory: Path, jobs: int, objective: str) -> None:
     """Do the waiting runs, `jobs` at a time, and tell the study how each went."""
-    state = require("optuna.trial", "eigenstep-lab").TrialState
-    waiting = len(study.get_trials(states=[state.WAITING]))
+    waiting = len(study.get_trials(states=[optuna.trial.TrialState.WAITING]))
     trials = (study.ask(distributions(space_of(shared))) for _ in range(waiting))
     planned = (
         (trial, apply(shared, trial.params), directory / f"run-{trial.user_attrs['run']:04d}") for trial in trials
@@ -139,7 +135,7 @@ def search(study: Any, shared: Settings, directory: Path, jobs: int, objective: 
             study.tell(trial, value)
         else:
             trial.set_user_attr("diverged", True)
-            study.tell(trial, state=state.FAIL)
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
 
 
 def outcomes(planned: Iterator[Plan], jobs: int) -> Iterator[tuple[Any, dict[str, Any]]]:

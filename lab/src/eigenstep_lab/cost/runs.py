@@ -19,10 +19,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from eigenstep.optim import Spectral
 
-from .bench.step import state_bytes
-from .cost_model import Shapes
-from .models import GPT
-from .registry import build
+from ..bench.step import state_bytes
+from ..models.transformers import GPT
+from ..registry import build
+from .model import Shapes
 from .traffic import WireCounter
 
 Ranks = Mapping[str, list[dict[str, float]]]

@@ -17,8 +17,8 @@ import argparse
 import shlex
 from pathlib import Path
 
-from .console import UserError, print_table, track
-from .data import DATASETS, Images, Text, fetch, find, load_images, load_text, places
+from ..console import UserError, print_table, track
+from .datasets import DATASETS, Images, Text, fetch, find, load_images, load_text, places
 from .files import list_picture_parts, read_picture
 
 

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from eigenstep.optim import Spectral
 
+from ..console import UserError
 from .checkpoint import damaged
-from .console import UserError
 
 
 class Team:

@@ -17,7 +17,7 @@ from eigenstep.optim import Spectral
 from eigenstep.optim.distributed.ownership import balance
 from eigenstep.optim.group import candidate_of
 
-from .registry import is_hidden_matrix
+from ..registry import is_hidden_matrix
 
 Shapes = list[tuple[str, tuple[int, ...]]]
 FLOAT = 4

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .console import UserError
-from .registry import OPTIMIZERS
+from ..console import UserError
+from ..registry import OPTIMIZERS
 
 CONFIGS = Path(__file__).with_name("configs")
 """Folder of the configurations that come with the package."""

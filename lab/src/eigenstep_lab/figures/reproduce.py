@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 
-from .bench import commit, versions
-from .building import choose_device
-from .console import UserError, print_table, write_json
-from .figures import FIGURES
+from ..bench import commit, versions
+from ..console import UserError, print_table, write_json
+from ..results import Result, verdict_table
+from ..train.building import choose_device
+from . import FIGURES
 from .report import Section, read_figure, write_figure, write_report
-from .results import Result, verdict_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

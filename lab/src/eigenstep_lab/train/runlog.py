@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 from pathlib import Path
-from typing import Any
 
-from .console import atomic_write
+from ..console import atomic_write
 
 COLUMNS = ("step", "epoch", "lr", "loss", "test_loss", "test_error", "seconds")
 
@@ -18,6 +16,8 @@ class RunLog:
 
     def __init__(self, directory: Path, step: int) -> None:
         """Open the log of a run that is at `step`; lines from beyond it, which will be computed again, are removed."""
+        from torch.utils.tensorboard import SummaryWriter  # slow to import: not before it is needed
+
         self.path = directory / "log.csv"
         lines = [line for line in read(self.path) if int(line["step"]) <= step]
         with atomic_write(self.path) as file:
@@ -28,25 +28,19 @@ class RunLog:
             file.write(text.getvalue().encode())
         self._file = self.path.open("a", newline="", encoding="utf-8")
         self._csv = csv.DictWriter(self._file, COLUMNS)
-        self._board: Any = None
-        if importlib.util.find_spec("tensorboard"):
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(directory), purge_step=step + 1)
+        self._board = SummaryWriter(str(directory), purge_step=step + 1)
 
     def write(self, step: int, **values: float) -> None:
         """Add a line; columns that are not given stay empty."""
         self._csv.writerow({"step": step, **values})
         self._file.flush()
         for name, value in values.items():
-            if self._board is not None:
-                self._board.add_scalar(name, value, step)
+            self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Close the files."""
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        self._board.close()
 
 
 def read(path: Path) -> list[dict[str, str]]:

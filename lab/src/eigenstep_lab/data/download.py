@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from .console import UserError
+from ..console import UserError
 
 
 def download(command: Sequence[str], members: str, folder: Path) -> None:

@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from ..console import UserError, atomic_write, track
 from . import files
-from .console import UserError, atomic_write, require, track
 from .download import download
 from .samples import Images, Labeled, Text
 
@@ -150,7 +150,9 @@ def _decoded_once(sources: Iterable[Path], options: str, decode: Callable[[], Im
 
 
 def _read_digits(_: Path) -> Images:
-    pixels, labels = require("sklearn.datasets", "eigenstep-lab").load_digits(return_X_y=True)
+    from sklearn.datasets import load_digits  # slow to import: not before it is needed
+
+    pixels, labels = load_digits(return_X_y=True)
     pixels = np.round(pixels.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     order = np.random.default_rng(0).permutation(len(labels))
     train, test = order[360:], order[:360]

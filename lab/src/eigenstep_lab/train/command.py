@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
+from ..console import print_table, progress
 from . import checkpoint, settings
-from .console import print_table, progress
 from .trainer import Result, train
 
 ROOT = "runs/train"

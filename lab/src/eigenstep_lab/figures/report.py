@@ -17,8 +17,8 @@ from typing import Any
 
 from eigenstep.plotting import figure
 
-from .console import atomic_write, require, write_json
-from .results import Panel, Result, Table, Verdict
+from ..console import atomic_write, write_json
+from ..results import Panel, Result, Table, Verdict
 
 # Okabe and Ito's colors, which people with color blindness can tell apart.
 OURS, PAPER = "#D55E00", "#0072B2"
@@ -137,14 +137,17 @@ def read_figure(directory: Path, planned: Section, origin: Mapping[str, Any]) ->
 
 def pictures(result: Result) -> dict[str, bytes]:
     """Return the figure as PNG and as SVG; the same numbers give the same bytes."""
+    import matplotlib
+    from matplotlib import pyplot
+
     drawn, written = draw(result), {}
     # Text stays text in the SVG; its random ids and its date would change from run to run.
-    with require("matplotlib", "eigenstep-lab").rc_context({"svg.hashsalt": "eigenstep", "svg.fonttype": "none"}):
+    with matplotlib.rc_context({"svg.hashsalt": "eigenstep", "svg.fonttype": "none"}):
         for kind in ("png", "svg"):
             buffer = io.BytesIO()
             drawn.savefig(buffer, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else None)
             written[kind] = buffer.getvalue()
-    require("matplotlib.pyplot", "eigenstep-lab").close(drawn)
+    pyplot.close(drawn)
     return written
 
 

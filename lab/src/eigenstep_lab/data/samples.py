@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from .console import UserError
+from ..console import UserError
 
 Labeled = tuple[NDArray[np.uint8], NDArray[Any]]
 """Pictures as an array N × height × width, or × channels, of bytes, and their N class numbers."""

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from eigenstep_lab import checkpoint, trainer
 from eigenstep_lab.console import UserError
+from eigenstep_lab.train import checkpoint, trainer
+from many_processes.cases import distance
+from many_processes.ranks import Results
 
 from .checks import NETWORK, RUN, run_settings
-from .conftest import Results
-from .test_equality import distance
 
 ROUNDING = 1e-4
 """Float32 sums in another order: one process that takes its batches in two parts is 7e-6 from one that does not."""

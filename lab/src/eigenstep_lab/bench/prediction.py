@@ -23,9 +23,9 @@ from eigenstep.core.maps import cayley, truncated_cayley, truncated_exp
 from eigenstep.core.matrices import Full, Kronecker
 from eigenstep.core.step import update
 
-from .baselines import eigen
-from .registry import is_hidden_matrix
-from .tasks import Task, loss_of
+from ..baselines import eigen
+from ..problems.tasks import Task, loss_of
+from ..registry import is_hidden_matrix
 
 LR = 0.05
 """The paper's beta-2, the same for all schemes: they average over the same past."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .console import UserError, atomic_write
+from ..console import UserError, atomic_write
 
 KEPT = 2
 TRUSTED = "pytorch_optimizer"

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .console import UserError
+from ..console import UserError
+from ..models.hiera import HIERA_VIT, Hiera
+from ..models.transformers import GPT, PLAIN_VIT, ViT
+from ..registry import build
 from .feeds import Feed
-from .hiera import HIERA_VIT, Hiera
-from .models import GPT, PLAIN_VIT, ViT
-from .registry import build
 from .settings import Settings
 
 NETWORKS: Mapping[str, tuple[Callable[..., nn.Module], Mapping[str, object]]] = {

@@ -14,13 +14,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from ..console import UserError
+from ..data.datasets import DATASETS, Images, Text, data_root, load_images, load_text
+from ..data.files import list_picture_parts, reading
 from .augment import cut, middle_square, random_box
-from .console import UserError, require
-from .data import DATASETS, Images, Text, data_root, load_images, load_text
-from .files import list_picture_parts, reading
 from .settings import Settings
 
 Batch = tuple[Tensor, Tensor]
@@ -197,14 +198,14 @@ class _Decoder(Dataset[Any]):
             return error
 
     def _read(self, path: Path, numbers: Any) -> Tensor:
-        image, size = require("PIL.Image", "eigenstep-lab"), self.settings.size
-        with reading(path), image.open(path) as picture:
+        size = self.settings.size
+        with reading(path), Image.open(path) as picture:
             (left, top, width, height), mirrored = view(numbers, picture.width / picture.height, self.settings)
             # Lets a JPEG be decoded at the smallest scale that still has enough pixels in the part that is wanted.
             picture.draft("RGB", (round(size / width), round(size / height)))
             wide, high = picture.size
             box = (left * wide, top * high, (left + width) * wide, (top + height) * high)
-            part = picture.convert("RGB").resize((size, size), image.Resampling.BICUBIC, box)
+            part = picture.convert("RGB").resize((size, size), Image.Resampling.BICUBIC, box)
             pixels = torch.from_numpy(np.array(part)).permute(2, 0, 1).float() / 255
         normal = (pixels - torch.tensor(PHOTO_MEAN)[:, None, None]) / torch.tensor(PHOTO_STD)[:, None, None]
         return normal.flip(2) if mirrored else normal

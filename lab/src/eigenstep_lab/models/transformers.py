@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from .console import UserError
+from ..console import UserError
 
 
 class Attention(nn.Module):

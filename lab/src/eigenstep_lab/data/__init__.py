@@ -1,0 +1,1 @@
+"""The datasets: where they are, how they are fetched and read."""

@@ -1,0 +1,1 @@
+"""The networks that are trained: a small GPT, a plain vision transformer and Hiera."""

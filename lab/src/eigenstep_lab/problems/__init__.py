@@ -1,0 +1,1 @@
+"""What is optimized: test functions, problems over positive-definite matrices, small networks with their data."""
