@@ -1,0 +1,78 @@
+"""Run ``Spectral`` and its transcription side by side on the same gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from eigenstep import Spectral
+
+from .formulas import Array
+from .transcription import DEFAULTS, FAST, PAPER, Oracle
+
+Shape = tuple[int, ...]
+LR = 0.1
+RECIPES: dict[str, tuple[Callable[..., Spectral], dict[str, Any]]] = {
+    "default": (Spectral, DEFAULTS),
+    "fast": (Spectral.fast, FAST),
+    "paper": (Spectral.paper, PAPER),
+}
+
+
+def stream(shape: Shape, steps: int, seed: int = 0, scale: float = 0.3) -> Array:
+    """Return gradients whose entries are correlated along every axis, of uneven size, with a drift and louder phases."""
+    random = np.random.default_rng([seed, *shape])
+    gradients = random.standard_normal((steps, *shape))
+    for axis, n in enumerate(shape, start=1):
+        mixing = np.linalg.qr(random.standard_normal((n, n)))[0] * np.geomspace(1, 4, n)
+        gradients = np.moveaxis(np.tensordot(gradients, mixing, (axis, 0)), -1, axis)
+    loudness = np.exp(np.sin(np.arange(steps)))
+    return scale * (gradients + 0.5 * random.standard_normal(shape)) * loudness.reshape(-1, *[1] * len(shape))
+
+
+def assert_same(
+    shapes: Shape | Sequence[Shape],
+    recipe: str = "default",
+    *,
+    steps: int = 30,
+    tolerance: float = 1e-9,
+    gradients: Sequence[Sequence[Array | None]] | None = None,
+    curvature: Sequence[dict[int, Array]] | None = None,
+    **options: Any,
+) -> None:
+    """Assert that both move parameters alike: differences at any time are small compared with the whole move.
+
+    Args:
+        shapes: shape of the parameter, or of several.
+        recipe: a key of ``RECIPES``.
+        steps: how many.
+        tolerance: the largest difference, relative to the largest move of each parameter.
+        gradients: for each step those of all parameters; :func:`stream` by default.
+        curvature: for each step the vectors given to it, by number of the parameter.
+        **options: arguments of ``Spectral`` that differ from the recipe's.
+    """
+    shapes = [shapes] if isinstance(shapes, tuple) else list(shapes)
+    gradients = gradients or list(zip(*(stream(s, steps, at) for at, s in enumerate(shapes)), strict=True))
+    build, defaults = RECIPES[recipe]
+    starts = [np.array(stream(shape, 1, 77)[0]) for shape in shapes]
+    params = [torch.tensor(start, requires_grad=True) for start in starts]
+    optimizer = build(params, **{"lr": LR, **options})
+    half = options.pop("basis_dtype", None) == torch.bfloat16
+    arrays = [start.copy() for start in starts]
+    oracle = Oracle(arrays, {**defaults, "lr": LR, **options, "half": half})
+
+    differences = np.zeros(len(shapes))
+    for at in range(steps):
+        for param, gradient in zip(params, gradients[at], strict=True):
+            param.grad = None if gradient is None else torch.tensor(gradient)
+        vectors = curvature[at] if curvature else {}
+        optimizer.step(curvature={params[number]: torch.tensor(v) for number, v in vectors.items()})
+        oracle.step(list(gradients[at]), vectors)
+        apart = [abs(p.detach().numpy() - array).max() for p, array in zip(params, arrays, strict=True)]
+        differences = np.maximum(differences, apart)
+    moves = np.array([abs(array - start).max() for array, start in zip(arrays, starts, strict=True)])
+    assert (moves > 0).all(), "nothing moved"
+    assert (differences <= tolerance * moves).all(), f"relative differences {differences / moves}"

@@ -1,0 +1,109 @@
+"""``Spectral`` with its defaults, its recipes and every way to turn, against the transcription: 30 steps, to 1e-9."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from .comparison import assert_same, stream
+
+SHAPES = [(), (1,), (4,), (1, 4), (4, 1), (5, 3), (3, 5), (4, 4), (9, 3), (2, 3, 2), (3, 2, 2, 2)]
+ROTATIONS, MAPS = ("bounded", "normalized", "moore_penrose"), ("quadratic", "truncated", "exact")
+WAYS = list(itertools.product(ROTATIONS, MAPS))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_defaults(shape: tuple[int, ...]) -> None:
+    assert_same(shape)
+
+
+@pytest.mark.parametrize("shape", [(4,), (5, 3), (3, 6), (7, 3), (2, 3, 2)], ids=str)
+def test_fast(shape: tuple[int, ...]) -> None:
+    assert_same(shape, "fast")
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+@pytest.mark.parametrize("shape", [(4,), (5, 3), (3, 7), (2, 3, 2)], ids=str)
+def test_paper(shape: tuple[int, ...], interval: int) -> None:
+    assert_same(shape, "paper", interval=interval)
+
+
+@pytest.mark.parametrize("eigenvalues", ["corrected", "kronecker"])
+@pytest.mark.parametrize(("rotation", "maps"), WAYS)
+def test_every_way_to_turn(rotation: str, maps: str, eigenvalues: str) -> None:
+    assert_same((5, 3), rotation=rotation, maps=maps, eigenvalues=eigenvalues)
+
+
+@pytest.mark.parametrize(("rotation", "maps"), WAYS)
+def test_residual(rotation: str, maps: str) -> None:
+    assert_same((5, 3), rotation=rotation, maps=maps, residual=True)
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_residual_between_turns(interval: int) -> None:
+    assert_same([(7, 3), (2, 2, 3)], residual=True, start=0.0, interval=interval, structure="axes")
+
+
+def test_many_parameters_share_stacks() -> None:
+    assert_same([(4, 3), (3,), (3, 4), (), (4, 3), (3,), (2, 2, 3)])
+
+
+def test_parameters_without_gradients_wait() -> None:
+    shapes = [(4, 3), (3, 4), (3,)]
+    gradients = [list(step) for step in zip(*(stream(s, 30, at) for at, s in enumerate(shapes)), strict=True)]
+    for at, step in enumerate(gradients):
+        step[at % 2] = None
+        step[2] = None if at < 5 else step[2]
+    assert_same(shapes, gradients=gradients)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("zero", ["first", "later", "rows"])
+def test_zero_gradients(zero: str, residual: bool) -> None:
+    shapes = [(4, 3), (5,)]
+    gradients = list(zip(*(stream(s, 30, at) for at, s in enumerate(shapes)), strict=True))
+    steps = {"first": range(3), "later": range(8, 20), "rows": range(30)}[zero]
+    for at in steps:
+        for gradient in gradients[at]:
+            gradient[: 2 if zero == "rows" else None] = 0
+    assert_same(shapes, gradients=gradients, residual=residual)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_gradients_of_any_size(scale: float) -> None:
+    """Squares of such gradients still fit float64, so the transcription needs no care."""
+    assert_same((4, 3), gradients=[[g] for g in stream((4, 3), 30, scale=scale)])
+
+
+@pytest.mark.parametrize("structure", ["kronecker", "axes", "full", "diagonal"])
+@pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4)], ids=str)
+def test_given_curvature(shape: tuple[int, ...], structure: str) -> None:
+    vectors = stream((3, *shape), 30, seed=5)
+    assert_same([shape, shape], structure=structure, curvature=[{1: v} for v in vectors], damping=0.1)
+
+
+def test_given_curvature_in_stacks_of_unequal_numbers() -> None:
+    few, many = stream((2, 4, 3), 30, seed=5), stream((4, 3, 4), 30, seed=6)
+    curvature = [{0: a, 2: b} for a, b in zip(few, many, strict=True)]
+    assert_same([(4, 3), (4, 3), (3, 4)], curvature=curvature, eigenvalues="kronecker")
+
+
+@pytest.mark.parametrize("maps", MAPS)
+@pytest.mark.parametrize("recipe", ["default", "fast", "paper"])
+def test_bfloat16_bases(recipe: str, maps: str) -> None:
+    assert_same([(4, 3), (3, 3), (5,)], recipe, maps=maps, basis_dtype=torch.bfloat16)
+
+
+def test_long_runs_turn_less_often() -> None:
+    assert_same((3, 2), steps=108, interval=3)
+
+
+def test_stream_is_anisotropic() -> None:
+    """A stream whose gradients were isotropic, or diagonal, could not tell a right basis from a wrong one."""
+    gradients = stream((5, 3), 200)
+    second_moment = np.einsum("tia,tja->ij", gradients, gradients)
+    values = np.linalg.eigvalsh(second_moment)
+    correlation = second_moment / np.sqrt(np.outer(np.diag(second_moment), np.diag(second_moment)))
+    assert values[-1] > 4 * values[0]
+    assert abs(np.triu(correlation, 1)).max() > 0.2

@@ -1,0 +1,111 @@
+"""Each option of ``Spectral`` that changes what is computed, against the transcription: 30 steps, to 1e-9."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from .comparison import assert_same
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "no momentum": {"betas": (0.0, 0.95)},
+    "no momentum, no weight decay": {"betas": (0.0, 0.8), "weight_decay": 0.0},
+    "other betas": {"betas": (0.7, 0.9)},
+    "no memory": {"betas": (0.9, 0.0)},
+    "weight decay": {"weight_decay": 0.5},
+    "maximize": {"maximize": True},
+    "plain momentum": {"nesterov": False},
+    "Nesterov": {"nesterov": True, "betas": (0.8, 0.95)},
+    "half Nesterov": {"nesterov": 0.5},
+    "all Nesterov": {"nesterov": 1.0},
+    "root 1": {"root": 1.0},
+    "root 4": {"root": 4.0},
+    "root 3.5": {"root": 3.5},
+    "AdaGrad": {"decay": 0.0},
+    "half decay": {"decay": 0.5},
+    "AdaGrad, exact": {"decay": 0.0, "maps": "exact"},
+    "half decay, residual": {"decay": 0.5, "residual": True},
+    "no damping": {"damping": 0.0},
+    "much damping": {"damping": 0.3},
+    "absolute damping": {"damping": 0.3, "relative_damping": False},
+    "absolute damping, exact": {"damping": 0.03, "relative_damping": False, "maps": "exact"},
+    "much damping, residual": {"damping": 0.3, "residual": True},
+    "clip": {"clip": 0.5},
+    "clip hardly": {"clip": 1.2},
+    "Adam's size": {"grafting": "adam"},
+    "RMSprop's size": {"grafting": "rms"},
+    "Adam's size without momentum": {"grafting": "adam", "betas": (0.0, 0.95)},
+    "Adam's size, clip, no start": {"grafting": "adam", "clip": 0.8, "start": 0.0},
+    "turn first": {"turn_first": True},
+    "turn first, no momentum": {"turn_first": True, "betas": (0.0, 0.95)},
+    "start as a mean": {"start": 1.0},
+    "start as half a mean": {"start": 0.5},
+    "no start": {"start": 0.0},
+    "rarely": {"start": 0.0, "interval": 5},
+    "schedule": {"interval": [(0, 1), (4, 3), (20, 7)]},
+    "slow basis": {"basis_lr": 0.02},
+    "basis like eigenvalues": {"basis_lr": None},
+    "basis like eigenvalues, normalized": {"basis_lr": None, "rotation": "normalized"},
+    "gap": {"rotation": "moore_penrose", "gap": 0.4},
+    "no gap": {"rotation": "moore_penrose", "gap": 0.0, "maps": "exact", "start": 1.0},
+    "small cap": {"cap": 0.1},
+    "large cap, truncated": {"cap": 0.9, "maps": "truncated"},
+    "never mend": {"reorthonormalize": 0, "cap": 0.2},
+    "mend at times": {"reorthonormalize": 3},
+    "mend at times, rarely turning": {"reorthonormalize": 3, "interval": 2, "start": 0.0},
+}
+LAYOUTS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "two blocks": ((8, 3), {"max_ratio": 1.5}),
+    "blocks that do not divide": ((7, 3), {"max_ratio": 1.0}),
+    "more blocks than needed": ((9, 4), {"max_ratio": 1.2}),
+    "pieces and blocks": ((12, 6), {"max_dim": 3}),
+    "wide pieces": ((4, 8), {"max_dim": 2}),
+    "pieces that do not divide": ((8, 7), {"max_dim": 4}),
+    "no ratio": ((9, 2), {"max_ratio": None}),
+    "diagonal long side": ((9, 3), {"long_sides": "diagonal"}),
+    "both sides diagonal": ((5, 4), {"long_sides": "diagonal", "max_dim": 3}),
+    "square pieces": ((4, 4), {"max_dim": 2}),
+    "tensor as matrix": ((2, 3, 4), {}),
+    "tensor, blocks": ((6, 2, 2), {"max_ratio": 1.0, "max_dim": 4}),
+    "axes": ((2, 3, 4), {"structure": "axes"}),
+    "axes, one too long": ((2, 5, 3), {"structure": "axes", "max_dim": 3}),
+    "axes, one of size one": ((3, 1, 4), {"structure": "axes"}),
+    "axes, four": ((2, 3, 2, 2), {"structure": "axes"}),
+    "axes of a matrix": ((4, 3), {"structure": "axes"}),
+    "full": ((2, 3), {"structure": "full"}),
+    "full vector": ((5,), {"structure": "full"}),
+    "full, too long": ((4, 3), {"structure": "full", "max_dim": 11}),
+    "diagonal": ((4, 3), {"structure": "diagonal"}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_option(name: str) -> None:
+    assert_same([(5, 3), (4,)], **OPTIONS[name])
+
+
+@pytest.mark.parametrize("root", [1.0, 3.5])
+def test_roots_of_kronecker_eigenvalues(root: float) -> None:
+    assert_same((2, 3, 2), structure="axes", eigenvalues="kronecker", root=root)
+
+
+@pytest.mark.parametrize("eigenvalues", ["corrected", "kronecker"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout(name: str, eigenvalues: str) -> None:
+    shape, options = LAYOUTS[name]
+    assert_same(shape, eigenvalues=eigenvalues, damping=0.01, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"grafting": "adam"}, {"clip": 0.5}, {"residual": True}], ids=str)
+def test_blocks_with(options: dict[str, Any]) -> None:
+    assert_same((8, 6), max_dim=3, **options)
+
+
+@pytest.mark.parametrize("grafting", ["adam", "rms"])
+def test_stacked_layers_have_sizes_of_their_own(grafting: str) -> None:
+    assert_same([(4, 3), (4, 3), (3, 4)], grafting=grafting, clip=1.0)
+
+
+@pytest.mark.parametrize("structure", ["axes", "full"])
+def test_bfloat16_bases(structure: str) -> None:
+    assert_same((2, 3, 2), structure=structure, basis_dtype=torch.bfloat16)

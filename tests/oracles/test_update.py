@@ -1,0 +1,166 @@
+"""``eigenstep.update`` against its transcription: structures, kinds of curvature, rotations, maps and options."""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eigenstep import Dense, Diagonal, Full, Identity, Kronecker, OuterProducts, project, update
+from eigenstep.core import generators, maps
+
+from . import formulas
+from .dense_update import assert_equal, curvature_matrix, read
+from .dense_update import update as dense_update
+
+STEPS = 6
+SIZES = {
+    "full": (4,),
+    "diagonal": (4,),
+    "one factor": (3,),
+    "two factors": (3, 4),
+    "three factors": (2, 3, 2),
+    "mixed": (3, 2, 2),
+}
+ROTATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "bounded": (generators.bounded, lambda d, A: formulas.bounded(A)),
+    "pairwise": (partial(generators.bounded, pairwise=True), lambda d, A: formulas.bounded(A, pairwise=True)),
+    "moore_penrose": (generators.moore_penrose, lambda d, A: formulas.moore_penrose(d, A, 1e-6)),
+    "normalized": (generators.normalized, lambda d, A: formulas.normalized(d, A, 0.1, 0.5)),
+}
+ORTHOGONAL: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "cayley": (maps.cayley, formulas.cayley),
+    "truncated": (maps.truncated_cayley, lambda N: formulas.truncated_cayley(N, 0.6)),
+}
+POSITIVE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "exp": (maps.exp, lambda d, h: d * np.exp(h / d)),
+    "truncated_exp": (maps.truncated_exp, lambda d, h: d + h),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sum": {"decay": 0.0},
+    "half decay": {"decay": 0.5},
+    "damping": {"damping": 0.3},
+    "other rate of the basis": {"basis_lr": 0.4},
+    "still basis": {"basis_lr": 0.0},
+    "rayleigh": {"rayleigh": True},
+    "two sweeps": {"sweeps": 2},
+    "three sweeps, rayleigh": {"sweeps": 3, "rayleigh": True, "damping": 0.1},
+}
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng([seed, *shape]).standard_normal(shape))
+
+
+def full(n: int, seed: int) -> Full:
+    eigs = torch.linspace(0.5, 2.5, n, dtype=torch.float64) + 0.1 * seed
+    return Full(torch.linalg.qr(random(n, n, seed=seed))[0], eigs)
+
+
+def matrix(structure: str) -> Full | Diagonal | Kronecker:
+    sizes = SIZES[structure]
+    if structure == "full":
+        return full(4, 1)
+    if structure == "diagonal":
+        return Diagonal(full(4, 1).eigs)
+    factors = [full(n, seed) for seed, n in enumerate(sizes)]
+    if structure == "mixed":
+        factors[1:] = [Identity.identity(2, dtype=torch.float64), Diagonal(factors[2].eigs)]
+    return Kronecker(torch.tensor(0.7, dtype=torch.float64), tuple(factors)).normalized()
+
+
+def curvature(kind: str, sizes: tuple[int, ...], seed: int) -> Dense | OuterProducts:
+    vectors = random(3, *sizes, seed=seed)
+    if kind == "gradient":
+        return OuterProducts(vectors[:1])
+    if kind == "vectors":
+        return OuterProducts(vectors, torch.tensor([0.5, 0.2, 0.3]).double(), semidefinite=True)
+    if kind == "signed":
+        return OuterProducts(vectors, torch.tensor([0.5, -0.2, 0.3]).double(), shift=-0.4)
+    root = random(int(np.prod(sizes)), int(np.prod(sizes)), seed=seed)
+    return Dense((root + root.T) / 2) if kind == "indefinite" else Dense(root @ root.T / len(root), semidefinite=True)
+
+
+def assert_same(
+    structure: str,
+    kind: str = "gradient",
+    rotation: str = "bounded",
+    orthogonal: str = "cayley",
+    positive: str = "exp",
+    memory: bool = False,
+    **options: Any,
+) -> None:
+    S = matrix(structure).with_memory() if memory else matrix(structure)
+    expected = read(S)
+    ours, theirs = zip(ROTATIONS[rotation], ORTHOGONAL[orthogonal], POSITIVE[positive], strict=True)
+    for seed in range(STEPS):
+        new = curvature(kind, SIZES[structure], seed)
+        H = curvature_matrix(expected, new)
+        names = dict(zip(("generator", "orthogonal", "positive"), theirs, strict=True))
+        expected = dense_update(expected, H, lr=0.2, **names, **options)
+        names = dict(zip(("rotation", "orthogonal", "positive"), ours, strict=True))
+        S = update(S, new, lr=0.2, **names, **options)
+        assert_equal(S, expected)
+
+
+@pytest.mark.parametrize("kind", ["gradient", "vectors", "signed", "indefinite", "definite"])
+@pytest.mark.parametrize("structure", SIZES)
+def test_structure(structure: str, kind: str) -> None:
+    assert_same(structure, kind)
+
+
+@pytest.mark.parametrize("structure", ["full", "two factors"])
+@pytest.mark.parametrize("positive", POSITIVE)
+@pytest.mark.parametrize(("rotation", "orthogonal"), list(itertools.product(ROTATIONS, ORTHOGONAL)))
+def test_every_way_to_turn(structure: str, rotation: str, orthogonal: str, positive: str) -> None:
+    assert_same(structure, "vectors", rotation, orthogonal, positive)
+
+
+@pytest.mark.parametrize(("structure", "memory"), [("full", False), ("mixed", False), ("full", True), ("mixed", True)])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_option(name: str, structure: str, memory: bool) -> None:
+    assert_same(structure, "vectors", memory=memory, **OPTIONS[name])
+
+
+@pytest.mark.parametrize("structure", ["full", "two factors", "mixed"])
+def test_batches(structure: str) -> None:
+    """A batch is as many matrices side by side, each with its own weights, shift and damping."""
+    S = matrix(structure)
+    vectors, weights = random(2, 3, *SIZES[structure], seed=3), random(2, 3, seed=4).square()
+    shift, damping = random(3, seed=5).square(), random(3, seed=6).square()
+    batch = stack(S, 3)
+    for _ in range(2):
+        batch = update(batch, OuterProducts(vectors, weights, shift, True), lr=0.3, damping=damping)
+    for at in range(3):
+        single = S
+        for _ in range(2):
+            new = OuterProducts(vectors[:, at], weights[:, at], float(shift[at]), True)
+            single = update(single, new, lr=0.3, damping=float(damping[at]))
+        assert abs(batch.dense()[at] - single.dense()).max() < 1e-12
+
+
+def stack(S: Any, count: int) -> Any:
+    if isinstance(S, Kronecker):
+        return Kronecker(S.scale.expand(count), tuple(stack(factor, count) for factor in S.factors))
+    if isinstance(S, Full):
+        return Full(S.basis.expand(count, *S.basis.shape), S.eigs.expand(count, -1))
+    return type(S)(S.eigs.expand(count, -1))
+
+
+@pytest.mark.parametrize("kind", ["vectors", "indefinite"])
+@pytest.mark.parametrize("structure", SIZES)
+def test_projection(structure: str, kind: str) -> None:
+    S = matrix(structure)
+    copy, new = read(S), curvature(kind, SIZES[structure], 9)
+    basis = copy.basis()
+    H = basis.T @ curvature_matrix(copy, new) @ basis / (copy.alpha or 1.0)
+    for at, (piece, found) in enumerate(zip(copy.pieces, project(S, new), strict=True)):
+        W = formulas.factor_curvature(H, [p.d for p in copy.pieces], at)
+        if piece.B is None:
+            W = np.full(len(W), np.diag(W).mean()) if piece.tied else np.diag(W)
+        assert found.shape == W.shape
+        assert abs(found.numpy() - W).max() < 1e-12 * abs(W).max()

@@ -1,0 +1,272 @@
+"""``Spectral`` written out: one tensor at a time, dense matrices, float64, in the order of the paper's boxes.
+
+The curvature of a tensor is ``S = alpha B Diag(s) B^T`` with ``B = B_1 x ... x B_L``, one factor for each side. Each
+factor has eigenvalues ``d_l`` with product one. The spectrum ``s`` is ``d_1 x ... x d_L`` ("kronecker"), or an average
+``D`` of the squares of gradients in eigen-coordinates, in units of alpha ("corrected").
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .formulas import (
+    Array,
+    Format,
+    bounded,
+    cayley,
+    factor_curvature,
+    moore_penrose,
+    newton_schulz,
+    normalized,
+    quadratic_cayley,
+    rate,
+    truncated_cayley,
+    unit_determinant,
+)
+from .layouts import Side, views_of
+
+DEFAULTS: dict[str, Any] = {
+    "lr": 1e-3,
+    "betas": (0.95, 0.95),
+    "weight_decay": 0.01,
+    "root": 2.0,
+    "interval": 2,
+    "eigenvalues": "corrected",
+    "nesterov": 0.2,
+    "clip": None,
+    "grafting": None,
+    "structure": "kronecker",
+    "max_dim": 2048,
+    "max_ratio": 2.0,
+    "long_sides": "blocks",
+    "decay": 1.0,
+    "damping": 1e-10,
+    "relative_damping": True,
+    "start": 4.0,
+    "turn_first": False,
+    "rotation": "bounded",
+    "basis_lr": 0.1,
+    "gap": 0.1,
+    "cap": 0.5,
+    "maps": "quadratic",
+    "reorthonormalize": 1,
+    "residual": False,
+    "half": False,
+    "maximize": False,
+}
+FAST = {**DEFAULTS, "max_ratio": 1.0}
+PAPER = {
+    **DEFAULTS,
+    **{"betas": (0.9, 0.95), "eigenvalues": "kronecker", "rotation": "normalized", "basis_lr": 0.5},
+    **{"maps": "truncated", "reorthonormalize": 0, "start": 0.0, "turn_first": True, "nesterov": False},
+    **{"relative_damping": False, "damping": 1e-12, "clip": 1.0, "max_ratio": None},
+}
+EARLY_STEPS = 100
+
+
+class Factor:
+    """One side's ``B Diag(d) B^T``, block-diagonal if the side is cut, with the average ``M`` that its basis follows."""
+
+    def __init__(self, side: Side) -> None:
+        self.size, self.blocks = side.size, side.blocks
+        self.d, self.B, self.M = np.ones(side.size), np.eye(side.size), np.eye(side.size)
+
+
+class Oracle:
+    """The optimizer: a list of numpy arrays, each changed by :meth:`step`."""
+
+    def __init__(self, params: list[Array], options: dict[str, Any]) -> None:
+        self.params, self.options, self.count = params, options, 0
+        self.tensors: list[list[Tensor]] = []
+        for param in params:
+            _, sides = views_of(param, options)
+            self.tensors.append([Tensor(own, options) for own in sides])
+
+    def step(self, gradients: list[Array | None], curvature: dict[int, Array] | None = None) -> None:
+        """Move all parameters that have a gradient.
+
+        Args:
+            gradients: one for each parameter, or ``None``.
+            curvature: for some parameters, by number: vectors whose outer products replace the gradient's.
+        """
+        o = self.options
+        turning = turns_at(o["interval"], o["start"], self.count)
+        self.count += 1
+        for at, (param, gradient) in enumerate(zip(self.params, gradients, strict=True)):
+            if gradient is None:
+                continue
+            vectors = [gradient] if curvature is None or at not in curvature else list(curvature[at])
+            param *= 1 - o["lr"] * o["weight_decay"]
+            pieces = [views_of(x, o)[0] for x in (param, gradient, *vectors)]
+            for tensor, weight, own_gradient, *own_vectors in zip(self.tensors[at], *pieces, strict=True):
+                direction = tensor.direction(own_gradient, own_vectors, turning)
+                weight += o["lr"] * direction if o["maximize"] else -o["lr"] * direction
+
+
+def turns_at(interval: Any, start: float, count: int) -> bool:
+    """Tell whether bases turn after ``count`` steps: each ``interval``, and always at first if there is a start."""
+    if isinstance(interval, int):
+        return count % interval == 0 or (start > 0 and count < EARLY_STEPS)
+    current = [every for first, every in interval if first <= count][-1]
+    return count % current == 0
+
+
+class Tensor:
+    """The state of one tensor, and its step."""
+
+    def __init__(self, sides: list[Side], options: dict[str, Any]) -> None:
+        self.o, self.format = options, Format(options["half"])
+        self.factors = [Factor(side) for side in sides]
+        shape = [side.size for side in sides]
+        self.t = self.turns = 0
+        self.alpha: float | None = None
+        self.momentum, self.D, self.adam = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+
+    def direction(self, gradient: Array, vectors: list[Array], turning: bool) -> Array:
+        """Learn from a gradient and return ``S^(-1/p) M``, along which the parameter moves."""
+        o = self.o
+        self.t += 1
+        G = self.rotate(gradient)
+        step = self.average(G)
+        samples = [self.rotate(v) for v in vectors]
+        if self.alpha is None:  # the first gradient that is not zero sets the scale
+            self.alpha = sum(np.mean(v**2) for v in samples) or None
+        rotations = self.learn(samples, turning)
+        if rotations and o["turn_first"]:
+            step = self.turned(step, rotations)
+            self.turn(rotations)
+        step = self.unrotate(step * self.inverse_root())
+        if rotations and not o["turn_first"]:
+            self.turn(rotations)
+        return self.limited(step, gradient)
+
+    def average(self, G: Array) -> Array:
+        """Follow the gradients by their average, and return its mixture with the newest."""
+        o, beta = self.o, self.o["betas"][0]
+        if beta == 0:
+            return G
+        weight = rate(beta, self.t, min(o["start"], 1.0))
+        self.momentum = (1 - weight) * self.momentum + weight * G
+        newest = 1 - beta if o["nesterov"] is True else float(o["nesterov"])
+        return (1 - newest) * self.momentum + newest * G
+
+    def learn(self, samples: list[Array], turning: bool) -> list[Array]:
+        """Learn ``d``, ``alpha`` and ``D`` from outer products; return the rotation of each factor, if bases turn.
+
+        As long as all gradients were zero, ``alpha`` counts as one.
+        """
+        o, alpha = self.o, self.alpha or 1.0
+        d = [factor.d for factor in self.factors]
+        damping = o["damping"] * math.prod(map(np.mean, d)) if o["relative_damping"] else o["damping"] / alpha
+        H = sum(np.outer(v, v) for v in samples) / alpha + damping * np.eye(samples[0].size)
+        curvatures = [factor_curvature(H, d, at) for at in range(len(d))]
+        self.turns += turning
+        pairs = list(zip(self.factors, curvatures, strict=True))
+        rotations = [self.rotation(factor, W) for factor, W in pairs] if turning else []
+        beta = rate(o["betas"][1], self.t, o["start"])
+        means = []
+        for factor, W in pairs:
+            n = self.moved(factor.d, (1 - o["decay"] * beta) * factor.d + beta * np.diag(W))
+            factor.d, mean = unit_determinant(n)
+            factor.M = factor.M / mean if o["residual"] else np.diag(factor.d)
+            means.append(mean)
+        growth = math.prod(means) ** (1 / len(means))
+        self.D = ((1 - o["decay"] * beta) * self.D + beta * np.diag(H).reshape(self.D.shape)) / growth
+        if self.alpha is not None:
+            self.alpha *= growth
+        return rotations
+
+    def moved(self, d: Array, n: Array) -> Array:
+        """Return ``n``, or with ``h = n - d`` the exact ``d exp(h/d)``, which goes on along its tangent where ``h > d``."""
+        if self.o["maps"] != "exact":
+            return n
+        h = n - d
+        return np.where(h > d, math.e * h, d * np.exp(np.minimum(h / d, 1)))
+
+    def rotation(self, factor: Factor, W: Array) -> Array:
+        """Return ``Q`` of one factor, block by block, and take the average that it follows to the new basis."""
+        o, form = self.o, self.format
+        rate_beta = o["betas"][1] if o["rotation"] == "normalized" or o["basis_lr"] is None else 1 - o["basis_lr"]
+        beta = rate(rate_beta, self.turns, o["start"])
+        Q = np.eye(factor.size)
+        for block in factor.blocks:
+            A = (1 - o["decay"] * beta) * factor.M[block, block] + beta * W[block, block]
+            Q[block, block] = self.orthogonal(form.round(self.generator(factor.d[block], A)))
+            own = Q[block, block]
+            factor.M[block, block] = form.product(form.product(own.T, form.round(A)), own)
+        return Q
+
+    def generator(self, d: Array, A: Array) -> Array:
+        o = self.o
+        if o["rotation"] == "bounded":
+            return bounded(A)
+        if o["rotation"] == "moore_penrose":
+            return moore_penrose(d, A, o["gap"])
+        second_rate = 1 - o["betas"][1] if o["basis_lr"] is None else o["basis_lr"]
+        return normalized(d, A, o["gap"], second_rate)
+
+    def orthogonal(self, N: Array) -> Array:
+        cap = None if self.o["rotation"] == "normalized" else self.o["cap"]
+        if self.o["maps"] == "exact":
+            return cayley(N, self.format)
+        if self.o["maps"] == "truncated":
+            return truncated_cayley(N, cap, self.format)
+        return quadratic_cayley(N, cap, self.format)
+
+    def turn(self, rotations: list[Array]) -> None:
+        """``B <- B Q`` and ``M <- Q^T M``, for the momentum lives in eigen-coordinates; ``D`` stays what it is."""
+        every = self.o["reorthonormalize"]
+        for factor, Q in zip(self.factors, rotations, strict=True):
+            factor.B = self.format.product(factor.B, Q)
+            if every and self.turns % every == 0:
+                factor.B = newton_schulz(factor.B, self.format)
+        self.momentum = self.turned(self.momentum, rotations)
+
+    def inverse_root(self) -> Array:
+        """Return the eigenvalues of ``S^(-1/p)``; all zero as long as all gradients were zero."""
+        if self.alpha is None:
+            return np.zeros_like(self.D)
+        spectrum = self.D
+        if self.o["eigenvalues"] == "kronecker" or len(self.factors) == 1:
+            spectrum = np.ones(1)
+            for factor in self.factors:
+                spectrum = np.multiply.outer(spectrum, factor.d)
+            spectrum = spectrum[0]
+        return (self.alpha * np.maximum(spectrum, 1e-300)) ** (-1 / self.o["root"])
+
+    def limited(self, step: Array, gradient: Array) -> Array:
+        """Give the step the size of Adam's or RMSprop's, and clip its root mean square."""
+        o = self.o
+        if o["grafting"] is not None:
+            weight = rate(o["betas"][1], self.t, min(o["start"], 1.0))
+            self.adam = (1 - weight) * self.adam + weight * gradient**2
+            numerator = gradient
+            if o["grafting"] == "adam" and o["betas"][0] > 0:
+                numerator = self.unrotate(self.momentum)
+            other = np.divide(numerator, np.sqrt(self.adam), out=np.zeros_like(step), where=self.adam > 0)
+            step = step / max(size(step), 1e-300) * size(np.clip(other, -10, 10))
+        if o["clip"] is not None and size(step) > o["clip"]:
+            step = step * (o["clip"] / size(step))
+        return step
+
+    def rotate(self, x: Array) -> Array:
+        return self.turned(x, [factor.B for factor in self.factors])
+
+    def unrotate(self, x: Array) -> Array:
+        return self.turned(x, [factor.B.T for factor in self.factors])
+
+    def turned(self, x: Array, rotations: list[Array]) -> Array:
+        """Multiply each side of a tensor by ``Q^T``."""
+        for axis, (factor, Q) in enumerate(zip(self.factors, rotations, strict=True)):
+            if factor.blocks:
+                rows = np.moveaxis(self.format.round(x), axis, 0)
+                product = self.format.product(Q.T, rows.reshape(factor.size, -1))
+                x = np.moveaxis(product.reshape(rows.shape), 0, axis)
+        return x
+
+
+def size(x: Array) -> float:
+    return float(np.sqrt(np.mean(x**2)))
