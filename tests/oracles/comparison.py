@@ -23,7 +23,7 @@ RECIPES: dict[str, tuple[Callable[..., Spectral], dict[str, Any]]] = {
 
 
 def stream(shape: Shape, steps: int, seed: int = 0, scale: float = 0.3) -> Array:
-    """Return gradients whose entries are correlated along every axis, of uneven size, with a drift and louder phases."""
+    """Return gradients that are correlated along every axis, of uneven size, with a drift and louder phases."""
     random = np.random.default_rng([seed, *shape])
     gradients = random.standard_normal((steps, *shape))
     for axis, n in enumerate(shape, start=1):

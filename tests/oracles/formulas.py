@@ -79,7 +79,7 @@ def cayley(N: Array, form: Format = EXACT) -> Array:
 
 
 def shortened(N: Array, Y: Array, cap: float | None, form: Format) -> tuple[Array, Array]:
-    """Shorten ``N``, and ``Y = N^2`` with it, so that ``||N^2||_F^(1/2)``, which bounds its norm, is at most ``cap``."""
+    """Shorten ``N``, and ``Y = N^2`` with it, so that ``||N^2||_F^(1/2)``, a bound on its norm, is at most ``cap``."""
     if cap is None:
         return N, Y
     factor = form.round(np.array(min(1.0, cap / max(np.linalg.norm(Y) ** 0.5, 1e-300))))
@@ -87,7 +87,7 @@ def shortened(N: Array, Y: Array, cap: float | None, form: Format) -> tuple[Arra
 
 
 def truncated_cayley(N: Array, cap: float | None, form: Format = EXACT) -> Array:
-    """``(I + N)^2 (I + N^2)(I + N^4)``; in half precision in the order ``(I + Y)(I + Y^2)(I + Y + 2N)``, ``Y = N^2``."""
+    """``(I + N)^2 (I + N^2)(I + N^4)``; in half precision as ``(I + Y)(I + Y^2)(I + Y + 2N)``, ``Y = N^2``."""
     identity = np.eye(len(N))
     N, Y = shortened(N, form.product(N, N), cap, form)
     if not form.half:
@@ -117,7 +117,7 @@ def rate(beta: float, t: float, start: float) -> float:
 
 
 def factor_curvature(H: Array, d: list[Array], at: int) -> Array:
-    """Return ``W`` of one Kronecker factor: the mean over all other axes of ``H`` in eigen-coordinates, over their ``d``.
+    """Return ``W`` of one Kronecker factor: the mean of ``H`` over all other axes, divided by their eigenvalues.
 
     For two factors and ``H = vec(G) vec(G)^T`` this is the paper's ``G Diag(1/d_K) G^T / m``.
 

@@ -95,8 +95,9 @@ def test_bfloat16_bases(recipe: str, maps: str) -> None:
     assert_same([(4, 3), (3, 3), (5,)], recipe, maps=maps, basis_dtype=torch.bfloat16)
 
 
-def test_long_runs_turn_less_often() -> None:
-    assert_same((3, 2), steps=108, interval=3)
+@pytest.mark.parametrize("interval", [2, 3, 7])
+def test_long_runs_turn_less_often(interval: int) -> None:
+    assert_same((3, 2), steps=108, interval=interval)
 
 
 def test_stream_is_anisotropic() -> None:

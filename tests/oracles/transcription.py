@@ -68,7 +68,7 @@ EARLY_STEPS = 100
 
 
 class Factor:
-    """One side's ``B Diag(d) B^T``, block-diagonal if the side is cut, with the average ``M`` that its basis follows."""
+    """One side's ``B Diag(d) B^T``, block-diagonal if the side is cut, and the average ``M`` that its basis follows."""
 
     def __init__(self, side: Side) -> None:
         self.size, self.blocks = side.size, side.blocks
@@ -180,7 +180,7 @@ class Tensor:
         return rotations
 
     def moved(self, d: Array, n: Array) -> Array:
-        """Return ``n``, or with ``h = n - d`` the exact ``d exp(h/d)``, which goes on along its tangent where ``h > d``."""
+        """Return ``n``, or with ``h = n - d`` the exact ``d exp(h/d)``, along its tangent where ``h > d``."""
         if self.o["maps"] != "exact":
             return n
         h = n - d
