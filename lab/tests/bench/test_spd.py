@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from eigenstep_lab import cli
-from eigenstep_lab.bench import spd, spd_stochastic
-from eigenstep_lab.bench.spd_problems import PROBLEMS
+from eigenstep_lab.bench import spd
 from eigenstep_lab.bench.spd_solvers import Meter, Over, ours
+from eigenstep_lab.problems.spd import MINIBATCHES, PROBLEMS, SAMPLES
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -25,14 +25,15 @@ def test_hand_written_derivatives_are_those_of_autodiff(name: str) -> None:
     S = S @ S.T + torch.eye(4)
     V = torch.randn(4, 4, dtype=torch.float64)
     V = V + V.T
-    assert problem.cost(S.numpy()) == pytest.approx(problem.value(S).item())
+    assert problem.numpy().value(S.numpy()) == pytest.approx(problem.value(S).item())
     leaf = S.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(problem.value(leaf), leaf, create_graph=True)
     symmetric = (gradient + gradient.T) / 2
-    np.testing.assert_allclose(problem.gradient(S.numpy()), symmetric.detach().numpy(), rtol=1e-9)
+    np.testing.assert_allclose(problem.numpy().gradient(S.numpy()), symmetric.detach().numpy(), rtol=1e-9)
+    torch.testing.assert_close(problem.gradient(S), symmetric.detach())
     (product,) = torch.autograd.grad((symmetric * V).sum(), leaf)
     product = (product + product.T) / 2
-    np.testing.assert_allclose(problem.hessian(S.numpy(), V.numpy()), product.numpy(), rtol=1e-9)
+    np.testing.assert_allclose(problem.numpy().hessian(S.numpy(), V.numpy()), product.numpy(), rtol=1e-9)
 
 
 def test_meter_counts_and_stops() -> None:
@@ -48,15 +49,27 @@ def test_meter_counts_and_stops() -> None:
         meter.see(meter.problem.least)
 
 
-@pytest.mark.parametrize("name", spd_stochastic.PROBLEMS)
-def test_stochastic_gaps_are_zero_at_the_solution_and_losses_add_up(name: str) -> None:
-    problem = spd_stochastic.PROBLEMS[name](3, 10.0, 2, 0)
+@pytest.mark.parametrize("name", MINIBATCHES)
+def test_gaps_are_zero_at_the_solution_and_losses_add_up(name: str) -> None:
+    problem = MINIBATCHES[name](3, 10.0, 0, (2,))
     S = torch.eye(3, dtype=torch.float64).expand(2, -1, -1).clone().requires_grad_()
-    everything = torch.arange(spd_stochastic.SAMPLES)
-    (slope,) = torch.autograd.grad(problem.loss(S, everything).sum(), S)
+    everything = torch.arange(SAMPLES)
+    (slope,) = torch.autograd.grad(problem.value(S, everything).sum(), S)
     (other,) = torch.autograd.grad(problem.gap(S).sum(), S)
     torch.testing.assert_close(slope + slope.mT, other + other.mT, rtol=1e-6, atol=1e-8)
     assert (problem.gap(S) > 0).all()
+    torch.testing.assert_close(problem.gap(torch.linalg.inv(problem.Q)), torch.zeros(2, dtype=torch.float64))
+    torch.testing.assert_close(problem.gradient(S.detach(), everything), (slope + slope.mT) / 2)
+    few = torch.arange(7)
+    (slope,) = torch.autograd.grad(problem.value(S, few).sum(), S)
+    torch.testing.assert_close(problem.gradient(S.detach(), few), (slope + slope.mT) / 2)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_gap_is_the_distance_from_the_least_value(name: str) -> None:
+    problem = PROBLEMS[name](4, 10.0, 1)
+    S = torch.diag(torch.linspace(0.5, 2, 4, dtype=torch.float64))
+    assert problem.gap(S).item() == pytest.approx(problem.value(S).item() - problem.least)
 
 
 def test_verdicts_follow_from_the_figures() -> None:

@@ -124,7 +124,7 @@ def test_distances_agree_with_scipy():
 def test_the_truth_of_iterate_matching_is_the_default_scheme():
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
-    dense = matching.random_spd(4, 3, 10, generator)
+    dense = matching.random_covariances(4, 3, 10, generator)
     curvature = OuterProducts(torch.randn(1, 3, 4, dtype=torch.float64))
     want = eigen.update(Full.from_dense(dense), curvature, lr=0.1).dense()
     torch.testing.assert_close(0.9 * dense + 0.1 * dense_curvature(curvature), want)
@@ -133,7 +133,7 @@ def test_the_truth_of_iterate_matching_is_the_default_scheme():
 def test_spectral_nes_follows_the_same_natural_gradient_as_xnes():
     torch.manual_seed(0)
     mean = torch.randn(2, 4, dtype=torch.float64)
-    start = Full.from_dense(matching.random_spd(4, 2, 10, torch.Generator().manual_seed(0)))
+    start = Full.from_dense(matching.random_covariances(4, 2, 10, torch.Generator().manual_seed(0)))
     z, utilities = torch.randn(6, 2, 4, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
     for rotation in (s.rotation for s in gradient_free.strategies(mean).values() if hasattr(s, "rotation")):
         strategy = gradient_free.SpectralNES(mean, start, rotation)

@@ -23,8 +23,8 @@ from eigenstep.plotting import figure, save
 
 from ..baselines import rgd
 from ..console import UserError, track
+from ..problems.spd import PROBLEMS, random_spd
 from . import spd_stochastic
-from .spd_problems import PROBLEMS, random_spd
 from .spd_solvers import FIXED, RATES, SEARCHING, Meter, best_fixed
 
 OURS, CG, TR = "ours", "pymanopt conjugate gradient", "pymanopt trust regions"

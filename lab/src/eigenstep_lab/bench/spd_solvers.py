@@ -23,7 +23,7 @@ from eigenstep.manifold import minimize_spd
 
 from ..baselines import rgd
 from ..console import require_peer
-from .spd_problems import Problem
+from ..problems.spd import Problem
 
 
 class Over(Exception):
@@ -95,15 +95,11 @@ class Meter:
     def _count(self, gradient: Tensor) -> None:
         self.gradients += 1
 
-    def gradient(self, S: Any) -> Any:
-        """Return the gradient at a numpy array."""
+    def gradient(self, S: Tensor) -> Tensor:
+        """Return the gradient, by hand."""
         self.gradients += 1
-        return self.problem.gradient(S)
-
-    def hessian(self, S: Any, direction: Any) -> Any:
-        """Return the Hessian times a direction at a numpy array."""
-        self.products += 1
-        return self.problem.hessian(S, direction)
+        gradient: Tensor = self.problem.gradient(S)
+        return gradient
 
 
 Solver = Callable[[Meter], None]
@@ -119,18 +115,27 @@ def pymanopt(meter: Meter, optimizer: str) -> None:
     """Minimize with an optimizer of pymanopt and hand-written derivatives."""
     package = require_peer("pymanopt")
     manifold = require_peer("pymanopt.manifolds").SymmetricPositiveDefinite(meter.problem.size)
+    given = meter.problem.numpy()
 
     def cost(S: Any) -> float:
-        value = meter.problem.cost(S)
+        value = float(given.value(S))
         meter.see(value)
         return value
+
+    def gradient(S: Any) -> Any:
+        meter.gradients += 1
+        return given.gradient(S)
+
+    def hessian(S: Any, direction: Any) -> Any:
+        meter.products += 1
+        return given.hessian(S, direction)
 
     decorate = package.function.numpy(manifold)
     problem = package.Problem(
         manifold,
         decorate(cost),
-        euclidean_gradient=decorate(lambda S: meter.gradient(S)),
-        euclidean_hessian=decorate(lambda S, direction: meter.hessian(S, direction)),
+        euclidean_gradient=decorate(gradient),
+        euclidean_hessian=decorate(hessian),
     )
     make = getattr(require_peer("pymanopt.optimizers"), optimizer)
     never = {"max_iterations": 10**6, "min_gradient_norm": 0.0, "min_step_size": 0.0, "max_time": math.inf}
@@ -155,7 +160,7 @@ def retraction(meter: Meter, lr: float) -> None:
     S = torch.eye(meter.problem.size, dtype=torch.float64)
     while True:
         _watch(meter, S)
-        S = rgd.retraction_step(S, symmetrize(torch.as_tensor(meter.gradient(S.numpy()))), lr)
+        S = rgd.retraction_step(S, meter.gradient(S), lr)
 
 
 def cholesky(meter: Meter, lr: float) -> None:
@@ -164,7 +169,7 @@ def cholesky(meter: Meter, lr: float) -> None:
     while True:
         S = symmetrize(C @ transpose(C))
         _watch(meter, S)
-        C = rgd.cholesky_step(C, symmetrize(torch.as_tensor(meter.gradient(S.numpy()))), lr)
+        C = rgd.cholesky_step(C, meter.gradient(S), lr)
 
 
 def spectral(meter: Meter, lr: float, retraction: str) -> None:
@@ -192,7 +197,7 @@ def _watch(meter: Meter, S: Tensor, see: bool = True) -> None:
     if torch.linalg.cholesky_ex(S).info.item():
         raise Over("left the cone")
     if see:
-        meter.see(meter.problem.cost(S.numpy()))
+        meter.see(meter.problem.value(S).item())
 
 
 FIXED: dict[str, Callable[..., None]] = {

@@ -16,7 +16,6 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -24,69 +23,16 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from eigenstep.core.numerics import diagonal, symmetrize, transpose
+from eigenstep.core.numerics import symmetrize, transpose
 from eigenstep.manifold import minimize_spd
 
 from ..baselines import rgd
 from ..console import track
-from .spd_problems import random_spd
+from ..problems.spd import MINIBATCHES, SAMPLES, Problem
 
-SAMPLES, MINIBATCH, WINDOW = 1000, 100, 10
-
-
-@dataclass(frozen=True)
-class Stochastic:
-    """A function of a batch of matrices, one for each seed, seen through minibatches.
-
-    Attributes:
-        loss: ``loss(S, picked)``: one value for each seed, from the picked x_i.
-        gap: distance of the exact function from its least value, one for each seed.
-        size: rows of the matrices.
-        seeds: how many.
-    """
-
-    loss: Callable[[Tensor, Tensor], Tensor]
-    gap: Callable[[Tensor], Tensor]
-    size: int
-    seeds: int
+MINIBATCH, WINDOW = 100, 10
 
 
-def nearness(size: int, condition: float, seeds: int, first: int) -> Stochastic:
-    """Return metric nearness with minibatches of the x_i."""
-    generator = Generator().manual_seed(first)
-    Q = random_spd(size, condition, generator, (seeds,))
-    x = torch.randn(seeds, size, SAMPLES, generator=generator, dtype=torch.float64)
-    y, covariance = Q @ x, x @ transpose(x) / SAMPLES
-
-    def loss(S: Tensor, picked: Tensor) -> Tensor:
-        return (S @ y[..., picked] - x[..., picked]).square().sum((-2, -1)) / (2 * len(picked))
-
-    def gap(S: Tensor) -> Tensor:
-        error = S @ Q - torch.eye(size, dtype=S.dtype)
-        return diagonal(error @ covariance @ transpose(error)).sum(-1) / 2
-
-    return Stochastic(loss, gap, size, seeds)
-
-
-def log_det(size: int, condition: float, seeds: int, first: int) -> Stochastic:
-    """Return the log-det problem with ``Q`` the covariance of samples, of which each iteration sees a few."""
-    generator = Generator().manual_seed(first)
-    root = torch.linalg.cholesky(random_spd(size, condition, generator, (seeds,)))
-    x = root @ torch.randn(seeds, size, SAMPLES, generator=generator, dtype=torch.float64)
-    factor = torch.linalg.cholesky(x @ transpose(x) / SAMPLES)
-
-    def loss(S: Tensor, picked: Tensor) -> Tensor:
-        part = x[..., picked]
-        return (part * (S @ part)).sum((-2, -1)) / len(picked) - torch.logdet(S)
-
-    def gap(S: Tensor) -> Tensor:
-        excess = torch.linalg.eigvalsh(transpose(factor) @ S @ factor) - 1
-        return (excess - torch.log1p(excess)).sum(-1)
-
-    return Stochastic(loss, gap, size, seeds)
-
-
-PROBLEMS: Mapping[str, Callable[[int, float, int, int], Stochastic]] = {"log-det": log_det, "nearness": nearness}
 CONDITION = 10.0
 TARGET = 1e-3
 """The gap that counts as arrived on nearness, which has no floor."""
@@ -99,23 +45,28 @@ class _Arrived(Exception):
 class _Watch:
     """Draws the minibatches, takes down the gaps, averaged over the last ten, and stops when all have arrived."""
 
-    def __init__(self, problem: Stochastic, seed: int, target: float) -> None:
+    def __init__(self, problem: Problem, seed: int, target: float) -> None:
         self.problem, self.draws, self.target = problem, Generator().manual_seed(seed), target
         self.latest: deque[Tensor] = deque(maxlen=WINDOW)
         self.gaps: list[Tensor] = []
 
-    def loss(self, S: Tensor) -> Tensor:
-        """Return the sum of the losses of all seeds on a fresh minibatch."""
+    def _pick(self, S: Tensor) -> Tensor:
+        """Take down the gap, and draw a fresh minibatch."""
         self.latest.append(self.problem.gap(S.detach()))
         self.gaps.append(torch.stack(list(self.latest)).mean(0))
         if torch.stack(self.gaps).amin(0).max() <= self.target:
             raise _Arrived
-        return self.problem.loss(S, torch.randint(SAMPLES, (MINIBATCH,), generator=self.draws)).sum()
+        return torch.randint(SAMPLES, (MINIBATCH,), generator=self.draws)
+
+    def loss(self, S: Tensor) -> Tensor:
+        """Return the sum of the losses of all seeds on a fresh minibatch."""
+        total: Tensor = self.problem.value(S, self._pick(S)).sum()
+        return total
 
     def gradient(self, S: Tensor) -> Tensor:
-        """Return the gradient of the loss."""
-        S = S.detach().requires_grad_()
-        return symmetrize(torch.autograd.grad(self.loss(S), S)[0])
+        """Return the gradient of the loss on a fresh minibatch."""
+        gradient: Tensor = self.problem.gradient(S, self._pick(S))
+        return gradient
 
 
 Scheme = Callable[..., None]
@@ -159,10 +110,10 @@ RATES = {
 TUNING_SEED, FINAL_SEED = 10_000, 20_000
 
 
-def descend(scheme: Scheme, problem: Stochastic, seed: int, steps: int, target: float, **settings: float) -> Tensor:
+def descend(scheme: Scheme, problem: Problem, seed: int, steps: int, target: float, **settings: float) -> Tensor:
     """Return the gaps, averaged over ten iterations, until all seeds have arrived: shape (iterations, seeds)."""
     watch = _Watch(problem, seed, target)
-    start = torch.eye(problem.size, dtype=torch.float64).expand(problem.seeds, -1, -1).contiguous()
+    start = torch.eye(problem.size, dtype=torch.float64).expand_as(problem.Q).contiguous()
     # Errors come from step sizes that are too large: numbers that are not finite any more.
     with contextlib.suppress(_Arrived, ValueError, RuntimeError, FloatingPointError):
         scheme(watch, start, steps, **settings)
@@ -179,20 +130,20 @@ def arrivals(gaps: Tensor, target: float) -> list[float]:
 def measure(size: int, seeds: int, steps: int) -> dict[str, Any]:
     """Tune every scheme, run it with its best settings, and return the figures of each problem."""
     jobs = []
-    for name in PROBLEMS:
+    for name in MINIBATCHES:
         for scheme, (_, extra) in SCHEMES.items():
             for values in product(RATES[name], *extra.values()):
                 jobs.append((name, scheme, dict(zip(("lr", *extra), values, strict=True))))
-    tuning = {name: make(size, CONDITION, 6, TUNING_SEED) for name, make in PROBLEMS.items()}
-    targets = {name: _target(name, tuning[name], steps) for name in PROBLEMS}
+    tuning = {name: make(size, CONDITION, TUNING_SEED, (6,)) for name, make in MINIBATCHES.items()}
+    targets = {name: _target(name, tuning[name], steps) for name in MINIBATCHES}
     tried: dict[tuple[str, str], list[tuple[float, float, dict[str, float]]]] = {}
     for name, scheme, settings in track(jobs, "Tuning on minibatches"):
         gaps = descend(SCHEMES[scheme][0], tuning[name], TUNING_SEED, steps, targets[name], **settings)
         score = statistics.mean(arrivals(gaps, targets[name]))
         tried.setdefault((name, scheme), []).append((score, gaps[-1].mean().item(), settings))
-    result: dict[str, Any] = {name: {"target": targets[name], "schemes": {}} for name in PROBLEMS}
-    for name, make in PROBLEMS.items():
-        problem = make(size, CONDITION, seeds, FINAL_SEED)
+    result: dict[str, Any] = {name: {"target": targets[name], "schemes": {}} for name in MINIBATCHES}
+    for name, make in MINIBATCHES.items():
+        problem = make(size, CONDITION, FINAL_SEED, (seeds,))
         for scheme in track(SCHEMES, f"{name}, {seeds} seeds"):
             settings = min(tried[name, scheme], key=lambda entry: entry[:2])[2]
             gaps = descend(SCHEMES[scheme][0], problem, FINAL_SEED, steps, targets[name], **settings)
@@ -204,7 +155,7 @@ def measure(size: int, seeds: int, steps: int) -> dict[str, Any]:
     return result
 
 
-def _target(name: str, problem: Stochastic, steps: int) -> float:
+def _target(name: str, problem: Problem, steps: int) -> float:
     """Return the gap that counts as arrived."""
     if name != "log-det":
         return TARGET

@@ -28,7 +28,7 @@ from ..baselines import cholesky
 from ..baselines.cholesky import Cholesky
 from ..baselines.van_loan import dense_curvature
 from ..results import Result, Verdict
-from .matching import FIXED_POINT, ITERATES, Scheme, Settings, compare, final_distances, frobenius, random_spd
+from .matching import FIXED_POINT, ITERATES, Scheme, Settings, compare, final_distances, frobenius, random_covariances
 from .matching import run as match
 
 QUICK = Settings(sizes=(100,), seeds=5, steps=1500, lr=0.002)
@@ -53,8 +53,8 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
     """Compare the schemes."""
     generator = Generator().manual_seed(seed)
     size = math.prod(settings.sizes)
-    covariance = random_spd(size, settings.seeds, 1000, generator).to(device)
-    start = random_spd(size, settings.seeds, 10, generator).to(device)
+    covariance = random_covariances(size, settings.seeds, 1000, generator).to(device)
+    start = random_covariances(size, settings.seeds, 10, generator).to(device)
     panels = match(schemes(start, settings.lr), start, covariance, settings, generator)
     as_fast = "It converges to the fixed point as fast as the default scheme."
     as_close = "It matches the default scheme's iterates about as closely as the Cholesky scheme does."

@@ -26,7 +26,7 @@ from eigenstep.core.step import update
 from ..baselines import cholesky, eigen, van_loan
 from ..baselines.cholesky import Cholesky
 from ..results import Result
-from .matching import FIXED_POINT, ITERATES, Scheme, Settings, compare, final_distances, random_spd
+from .matching import FIXED_POINT, ITERATES, Scheme, Settings, compare, final_distances, random_covariances
 from .matching import run as match
 
 QUICK = Settings(sizes=(9, 11), seeds=10, steps=1500, lr=0.002)
@@ -55,11 +55,11 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
     generator = Generator().manual_seed(seed)
 
     def product(condition: float) -> tuple[Tensor, list[Tensor]]:
-        factors = [random_spd(n, settings.seeds, condition, generator).to(device) for n in settings.sizes]
+        factors = [random_covariances(n, settings.seeds, condition, generator).to(device) for n in settings.sizes]
         return Cholesky.from_dense(*factors).dense(), factors
 
     structured, _ = product(30)
-    unstructured = random_spd(math.prod(settings.sizes), settings.seeds, 1000, generator).to(device)
+    unstructured = random_covariances(math.prod(settings.sizes), settings.seeds, 1000, generator).to(device)
     start, factors = product(3)
     covariance = 0.7 * structured + 0.3 * unstructured
     panels = match(schemes(factors, settings.lr), start, covariance, settings, generator)

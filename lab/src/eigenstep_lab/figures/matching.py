@@ -7,7 +7,6 @@ of "fixed-point matching". Seeds are a batch: all of them are learned in one cal
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +15,11 @@ import torch
 from torch import Generator, Tensor
 
 from eigenstep.core.curvature import OuterProducts
-from eigenstep.core.numerics import transpose
+from eigenstep.core.numerics import diagonal, transpose
 
 from ..baselines.van_loan import dense_curvature
 from ..console import track
+from ..problems.spd import random_spd
 from ..results import Curve, Panel, Table, Verdict, typical_ratio
 
 Step = Callable[[Any, OuterProducts], Any]
@@ -71,7 +71,7 @@ def wasserstein(estimate: Tensor, truth: Tensor) -> Tensor:
     eigs, basis = torch.linalg.eigh(truth)
     root = (basis * eigs.clamp_min(0).sqrt()[..., None, :]) @ transpose(basis)
     cross = torch.linalg.eigvalsh(root @ estimate @ root).clamp_min(0).sqrt().sum(-1)
-    trace, trace_truth = (m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (estimate, truth))
+    trace, trace_truth = (diagonal(m).sum(-1) for m in (estimate, truth))
     return ((trace + trace_truth - 2 * cross).clamp_min(0) / trace_truth).sqrt()
 
 
@@ -79,12 +79,10 @@ FIXED_POINT, ITERATES = "Fixed-point matching", "Iterate matching"
 METRICS = {"relative Frobenius": frobenius, "relative Wasserstein-2": wasserstein}
 
 
-def random_spd(size: int, seeds: int, condition: float, generator: Generator) -> Tensor:
-    """Return matrices with random eigenvectors, and log-uniform eigenvalues with mean one, shape seeds × n × n."""
-    draws = torch.randn(seeds, size, size, generator=generator, dtype=torch.float64)
-    basis = torch.linalg.qr(draws)[0]
-    eigs = torch.logspace(0, math.log10(condition), size, dtype=torch.float64)
-    return (basis * (eigs / eigs.mean())) @ transpose(basis)
+def random_covariances(size: int, seeds: int, condition: float, generator: Generator) -> Tensor:
+    """Return random matrices whose eigenvalues have the mean one, shape seeds × n × n."""
+    found = random_spd(size, condition, generator, (seeds,))
+    return found * (size / diagonal(found).sum(-1))[:, None, None]
 
 
 def run(

@@ -30,8 +30,9 @@ from eigenstep.core.step import update
 
 from ..baselines import rgd
 from ..console import track
+from ..problems.spd import ALL, LogDet, Nearness, Problem
 from ..results import Curve, Panel, Result, Table, Verdict
-from .matching import random_spd
+from .matching import random_covariances
 
 BASELINES = ("retraction", "Cholesky")
 
@@ -66,45 +67,36 @@ FULL = Settings(dimension=60, seeds=20, steps=1000, lr_nearness=0.01, lr_log_det
 
 
 @dataclass(frozen=True)
-class Problem:
+class Task:
     """A function to minimize, one for each seed.
 
     Attributes:
-        gradient: ``gradient(S, generator)``: symmetric, perhaps from a minibatch, at dense matrices.
-        gap: How far the value at dense matrices is above the least one.
+        problem: The function.
         lr: Step size.
+        minibatch: How many xᵢ an iteration sees; all if None.
     """
 
-    gradient: Callable[[Tensor, Generator], Tensor]
-    gap: Callable[[Tensor], Tensor]
+    problem: Problem
     lr: float
+    minibatch: int | None = None
+
+    def gradient(self, S: Tensor, generator: Generator) -> Tensor:
+        """Return the gradient that an iteration sees."""
+        picked = ALL
+        if self.minibatch:
+            picked = torch.randint(self.problem.x.shape[-1], (self.minibatch,), generator=generator).to(S.device)
+        gradient: Tensor = self.problem.gradient(S, picked)
+        return gradient
 
 
-def problems(settings: Settings, generator: Generator, device: torch.device) -> dict[str, Problem]:
+def tasks_of(settings: Settings, generator: Generator, device: torch.device) -> dict[str, Task]:
     """Return both problems, with one random matrix ``Q`` for each seed."""
-    d, count = settings.dimension, settings.samples
-    Q = random_spd(d, settings.seeds, 10, generator).to(device)
-    root = torch.linalg.cholesky(Q)
-    x = torch.randn(settings.seeds, d, count, generator=generator, dtype=torch.float64).to(device)
-
-    def nearness_gradient(S: Tensor, draws: Generator) -> Tensor:
-        part = x[..., torch.randint(count, (settings.minibatch,), generator=draws).to(device)]
-        return symmetrize((S @ Q @ part - part) @ transpose(Q @ part)) / settings.minibatch
-
-    def nearness_gap(S: Tensor) -> Tensor:
-        return (S @ Q @ x - x).square().sum((-2, -1)) / (2 * count)
-
-    def log_det_gradient(S: Tensor, draws: Generator) -> Tensor:
-        return symmetrize(Q - torch.linalg.inv(S))
-
-    def log_det_gap(S: Tensor) -> Tensor:
-        # tr(S Q) - log det(S Q) - d, from the eigenvalues of S Q, which are all one at the solution.
-        excess = torch.linalg.eigvalsh(transpose(root) @ S @ root) - 1
-        return (excess - torch.log1p(excess)).sum(-1)
-
+    Q = random_covariances(settings.dimension, settings.seeds, 10, generator).to(device)
+    shape = (settings.seeds, settings.dimension, settings.samples)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64).to(device)
     return {
-        "Metric nearness": Problem(nearness_gradient, nearness_gap, settings.lr_nearness),
-        "Log-det": Problem(log_det_gradient, log_det_gap, settings.lr_log_det),
+        "Metric nearness": Task(Nearness(Q, x), settings.lr_nearness, settings.minibatch),
+        "Log-det": Task(LogDet(Q), settings.lr_log_det),
     }
 
 
@@ -139,15 +131,15 @@ def schemes(start: Tensor) -> dict[str, Scheme]:
     }
 
 
-def descend(scheme: Scheme, problem: Problem, settings: Settings, seed: int) -> tuple[Curve, Tensor]:
+def descend(scheme: Scheme, task: Task, settings: Settings, seed: int) -> tuple[Curve, Tensor]:
     """Return the curve of the gap, and for each seed the iterations until the target, infinite if never reached."""
     draws, state = Generator().manual_seed(seed), scheme.start
     gaps = []
     for step in range(settings.steps + 1):
         S = symmetrize(scheme.dense(state))
-        gaps.append(problem.gap(S).cpu())
+        gaps.append(task.problem.gap(S).cpu())
         if step < settings.steps:
-            state = scheme.step(state, problem.gradient(S, draws), problem.lr)
+            state = scheme.step(state, task.gradient(S, draws), task.lr)
     values = torch.stack(gaps)
     reached = values < settings.target
     first = torch.where(reached.any(0), reached.double().argmax(0).double(), math.inf)
@@ -158,8 +150,8 @@ def descend(scheme: Scheme, problem: Problem, settings: Settings, seed: int) -> 
 def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
     """Minimize both functions with all schemes from both starts."""
     generator = Generator().manual_seed(seed)
-    tasks = problems(settings, generator, device)
-    apart = random_spd(settings.dimension, settings.seeds, 3, generator).to(device)
+    tasks = tasks_of(settings, generator, device)
+    apart = random_covariances(settings.dimension, settings.seeds, 3, generator).to(device)
     starts = {"distinct eigenvalues": apart, "S = I": torch.eye(settings.dimension).to(apart).expand_as(apart)}
     jobs = [(start, task, name) for start in starts for task in tasks for name in schemes(starts[start])]
     curves: dict[tuple[str, str], dict[str, Curve]] = {}
