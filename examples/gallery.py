@@ -18,8 +18,8 @@ EXAMPLES = Path(__file__).parent
 DOCS = EXAMPLES.parent / "docs"
 HEAD = """# Gallery
 
-What you see here was made by `python examples/gallery.py`, which runs every example of the repository. All of them need
-the extras: `pip install 'eigenstep[all]'`.
+What you see here was made by `python examples/gallery.py`, which runs every example of the repository. Some need
+packages that come with the laboratory: `make demo` installs them into `.venv`.
 """
 
 

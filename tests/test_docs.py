@@ -1,7 +1,9 @@
-"""Every Python block in the README and the documentation runs as it stands."""
+"""The README and the documentation: Python runs as it stands, and what they speak of exists."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{index}")
     for page in PAGES
@@ -36,6 +38,25 @@ def test_readme_learns_the_root(capsys: pytest.CaptureFixture[str]) -> None:
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_and_files_that_a_page_mentions_exist(page: Path) -> None:
+    text = page.read_text()
+    for name in re.findall(r"(?:`|^::: )(eigenstep(?:_lab)?(?:\.\w+)+)", text, re.MULTILINE):
+        pkgutil.resolve_name(name)
+    for path in re.findall(r"`((?:src|lab|tests|examples)/[\w/.]+)", text):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("package", ["", ".optim", ".search", ".manifold", ".inference"])
+def test_the_reference_explains_every_public_name(package: str) -> None:
+    shown = set(re.findall(r"^::: (\S+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
+    home = importlib.import_module(f"eigenstep{package}")
+    for name in home.__all__:
+        thing = getattr(home, name)
+        if hasattr(thing, "__qualname__"):
+            assert {thing.__module__, f"{thing.__module__}.{thing.__qualname__}"} & shown, name
 
 
 def test_the_gallery_shows_every_example() -> None:
