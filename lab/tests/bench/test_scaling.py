@@ -8,7 +8,7 @@ import pytest
 
 from eigenstep_lab import cli
 from eigenstep_lab.bench import scaling
-from eigenstep_lab.cost.model import GPUS, MODELS, OPTIMIZERS, Unit, cost, training_wire, wire
+from eigenstep_lab.cost.model import GPUS, MODELS, OPTIMIZERS, Unit, cost, traffic, training_traffic
 
 SHAPES = [(name, tuple(p.shape)) for name, p in scaling.gpt(16).named_parameters()]
 
@@ -46,9 +46,9 @@ def test_what_is_not_split_is_done_everywhere() -> None:
 
 def test_bytes_on_the_wire() -> None:
     """Two ranks of one half each: DDP sends a half; FSDP2 half of a half of the gradient, and as much of the step."""
-    assert wire(8.0, 2) == (4.0, 4.0)
-    assert wire(8.0, 4, replicas=4)[1] == wire(8.0, 4)[0], "replicas of a single shard are DDP"
-    assert training_wire(2, 2) == (8.0, 12.0)
+    assert traffic(8.0, 2) == (4.0, 4.0)
+    assert traffic(8.0, 4, replicas=4)[1] == traffic(8.0, 4)[0], "replicas of a single shard are DDP"
+    assert training_traffic(2, 2) == (8.0, 12.0)
 
 
 def test_verdicts_follow_from_figures() -> None:

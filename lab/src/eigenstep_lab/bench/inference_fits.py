@@ -168,16 +168,14 @@ def network(draws: int, chains: int, steps: int) -> dict[str, Any]:
     }
 
 
-def bias(model: Supervised, best: Gaussian, source: str, lots: int, points: int = 512) -> float:
+def bias(model: Supervised, best: Gaussian, source: str, lots: int) -> float:
     """Return the relative error of a source's mean step at the best Gaussian, where it should not move.
 
     This is the length of the natural gradient, ``||S^-1/2 (E[curvature] - S) S^-1/2||_F`` and the like. The product of
     two independent estimates is free of their noise on average, unlike the square of one.
     """
     target, generator = Target(model), torch.Generator().manual_seed(11)
-    estimates = [
-        natural_gradient(best, estimate(target, best, source, points, generator))[0] for _ in range(max(2, lots))
-    ]
+    estimates = [natural_gradient(best, estimate(target, best, source, 512, generator))[0] for _ in range(max(2, lots))]
     middle = len(estimates) // 2
     one, two = (torch.stack(part).mean(0) for part in (estimates[:middle], estimates[middle:]))
     return max(0.0, (one @ two).item()) ** 0.5

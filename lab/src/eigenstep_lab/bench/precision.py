@@ -103,9 +103,9 @@ def verdicts(results: Mapping[str, Mapping[str, Any]]) -> Iterator[Verdict]:
             yield Verdict("bases stay orthogonal", name, "largest defect", defect, 1e-2)
 
 
-def drift(steps: int, options: dict[str, Any], size: int = 64) -> dict[int, float]:
+def drift(steps: int, options: dict[str, Any]) -> dict[int, float]:
     """Return the orthogonality defect of the bases after every 1 % of the steps on a random stream of gradients."""
-    generator = torch.Generator().manual_seed(0)
+    generator, size = torch.Generator().manual_seed(0), 64
     mix = torch.randn(size, size, generator=generator)
     weight = nn.Parameter(torch.zeros(size, size))
     optimizer = Spectral([weight], 1e-3, **options)

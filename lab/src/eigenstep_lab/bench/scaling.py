@@ -17,7 +17,7 @@ from typing import Any
 from eigenstep import plotting as plots
 
 from ..console import UserError, track
-from ..cost.model import GPUS, MODELS, OPTIMIZERS, Cost, Optimizer, Shapes, cost, spectral, training_wire
+from ..cost.model import GPUS, MODELS, OPTIMIZERS, Cost, Optimizer, Shapes, cost, spectral, training_traffic
 from ..cost.runs import MEASURED, WAYS, Ranks, gpt, measure_ranks, measure_single, trained
 from ..results import Table, Verdict, verdict_table
 
@@ -78,7 +78,7 @@ def shares(name: str, costs: Iterable[Cost]) -> dict[str, list[float]]:
     network = MODELS[name]
     found: dict[str, list[float]] = {"work": [], "DDP": [], "FSDP2": []}
     for ranks, c in zip(GPUS, costs, strict=True):
-        ddp, fsdp = training_wire(network.parameters, ranks)
+        ddp, fsdp = training_traffic(network.parameters, ranks)
         own = 6.0 * network.parameters * network.tokens / ranks  # forward and backward pass
         for key, part, whole in (("work", c.flops, own), ("DDP", c.ddp_sent, ddp), ("FSDP2", c.fsdp_sent, fsdp)):
             found[key].append(100 * part / whole)

@@ -156,7 +156,7 @@ def compute_overhead(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def measure_overhead(d: int, rounds: int = 5) -> dict[str, float]:
+def measure_overhead(d: int) -> dict[str, float]:
     """Time generations of all searches on an ellipsoid, whose own time is not counted."""
     generations = max(3, min(200, 2000 // d))
     steppers = {name: make(d) for name, make in STEPPERS.items()}
@@ -164,7 +164,7 @@ def measure_overhead(d: int, rounds: int = 5) -> dict[str, float]:
         for _ in range(generations):  # the first ones set up things
             next(step)
     times: dict[str, list[float]] = {name: [] for name in steppers}
-    for _ in range(rounds):
+    for _ in range(5):
         for name, step in steppers.items():
             spent, count = np.sum([next(step) for _ in range(generations)], axis=0)
             times[name].append(1e6 * spent / count)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -212,10 +212,10 @@ RATES = (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3)
 """Step sizes that are tried for each of them."""
 
 
-def best_fixed(name: str, make: Callable[[], Meter], rates: Iterable[float] = RATES) -> tuple[Meter, dict[str, str]]:
+def best_fixed(name: str, make: Callable[[], Meter]) -> tuple[Meter, dict[str, str]]:
     """Run a scheme with every step size; return the run that got furthest, or there first, and how each ended."""
     runs, endings = [], {}
-    for lr in rates:
+    for lr in RATES:
         meter = make()
         try:
             meter.run(partial(FIXED[name], lr=lr))

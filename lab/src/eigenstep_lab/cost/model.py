@@ -140,50 +140,35 @@ def muon(shapes: Shapes) -> list[Unit]:
     return units
 
 
-def soap(shapes: Shapes, interval: int = 10, longest: int = 10_000) -> list[Unit]:
-    """SOAP: two moments, two statistics and two bases; QR of statistics times bases every `interval` steps.
-
-    Args:
-        shapes: the parameters.
-        interval: steps between two updates of the bases.
-        longest: longer sides get no basis.
-    """
-    units = []
-    for _, shape in shapes:
-        if len(shape) < 2:
-            units.append(_elementwise(shape))
-            continue
-        sides, size = [n for n in shape if n <= longest], math.prod(shape)
-        once, cubes = sum(2.0 * size * n for n in sides), sum(n**3 for n in sides)
-        # Statistics; gradient and momentum into the basis, and the step back; when bases change, momentum twice more
-        # and statistics times bases, of which QR with its orthogonal factor takes 8/3 n^3.
-        products = (4 + 2 / interval) * once + 2 * cubes / interval
-        state = 2 * FLOAT * size + 2 * FLOAT * sum(n * n for n in sides)
-        units.append(Unit(1, products, state, size, 8 / 3 * cubes / interval))
-    return units
+INTERVAL = 10
+"""Steps between two decompositions, as published."""
 
 
-def shampoo(shapes: Shapes, interval: int = 10, block: int = 1024) -> list[Unit]:
-    """Distributed Shampoo: momentum, grafting, statistics and inverse roots of blocks; eigendecompositions.
+def _of_matrices(shapes: Shapes, unit: Callable[[tuple[int, ...]], Unit]) -> list[Unit]:
+    """Apply a formula to matrices, and leave vectors to Adam."""
+    return [unit(shape) if len(shape) > 1 else _elementwise(shape) for _, shape in shapes]
 
-    Args:
-        shapes: the parameters.
-        interval: steps between two computations of roots.
-        block: largest side of a block.
-    """
-    units = []
-    for _, shape in shapes:
-        if len(shape) < 2:
-            units.append(_elementwise(shape))
-            continue
-        counts = [math.ceil(n / block) for n in shape]
-        sides = [n / count for n, count in zip(shape, counts, strict=True)]
-        size = math.prod(sides)
-        # Statistics and preconditioning every step; about 9 n^3 for an eigendecomposition and 2 n^3 for the root.
-        products, roots = 2 * sum(2.0 * size * n for n in sides), 11 * sum(n**3 for n in sides) / interval
-        state = 2 * FLOAT * size + 2 * FLOAT * sum(n * n for n in sides)
-        units.append(Unit(math.prod(counts), products, state, size, roots))
-    return units
+
+def soap(shape: tuple[int, ...]) -> Unit:
+    """SOAP: two moments, two statistics and two bases; QR of statistics times bases now and then."""
+    sides, size = [n for n in shape if n <= 10_000], math.prod(shape)  # longer sides get no basis
+    once, cubes = sum(2.0 * size * n for n in sides), sum(n**3 for n in sides)
+    # Statistics; gradient and momentum into the basis, and the step back; when bases change, momentum twice more
+    # and statistics times bases, of which QR with its orthogonal factor takes 8/3 n^3.
+    products = (4 + 2 / INTERVAL) * once + 2 * cubes / INTERVAL
+    state = 2 * FLOAT * size + 2 * FLOAT * sum(n * n for n in sides)
+    return Unit(1, products, state, size, 8 / 3 * cubes / INTERVAL)
+
+
+def shampoo(shape: tuple[int, ...]) -> Unit:
+    """Distributed Shampoo: momentum, grafting, statistics and inverse roots of blocks; eigendecompositions."""
+    counts = [math.ceil(n / 1024) for n in shape]  # the largest side of a block
+    sides = [n / count for n, count in zip(shape, counts, strict=True)]
+    size = math.prod(sides)
+    # Statistics and preconditioning every step; about 9 n^3 for an eigendecomposition and 2 n^3 for the root.
+    products, roots = 2 * sum(2.0 * size * n for n in sides), 11 * sum(n**3 for n in sides) / INTERVAL
+    state = 2 * FLOAT * size + 2 * FLOAT * sum(n * n for n in sides)
+    return Unit(math.prod(counts), products, state, size, roots)
 
 
 @dataclass(frozen=True)
@@ -205,9 +190,9 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "Spectral.fast": Optimizer(lambda shapes: spectral(shapes, Spectral.fast)),
     "Spectral.fast, embeddings diagonal": Optimizer(lambda shapes: spectral(shapes, Spectral.fast, "diagonal")),
     "Muon, distributed": Optimizer(muon),
-    "SOAP, as published": Optimizer(soap, splits=False),
-    "SOAP, if it were split": Optimizer(soap),
-    "Distributed Shampoo": Optimizer(shampoo),
+    "SOAP, as published": Optimizer(lambda shapes: _of_matrices(shapes, soap), splits=False),
+    "SOAP, if it were split": Optimizer(lambda shapes: _of_matrices(shapes, soap)),
+    "Distributed Shampoo": Optimizer(lambda shapes: _of_matrices(shapes, shampoo)),
 }
 
 
@@ -248,7 +233,7 @@ def cost(units: Sequence[Unit], ranks: int, replicas: int = 1, *, splits: bool =
     # What is stepped entry by entry has its state where its weights are.
     stays = sum(unit.state for unit in units if not unit.travels)
     moved = FLOAT * sum(unit.pieces * unit.size for unit in units if unit.travels)
-    return Cost(flops, state + stays, state + stays * replicas / ranks, *wire(moved, ranks, replicas))
+    return Cost(flops, state + stays, state + stays * replicas / ranks, *traffic(moved, ranks, replicas))
 
 
 def _coarse(tasks: Sequence[tuple[int, tuple[float, ...]]], ranks: int) -> list[tuple[int, tuple[float, ...]]]:
@@ -260,7 +245,7 @@ def _coarse(tasks: Sequence[tuple[int, tuple[float, ...]]], ranks: int) -> list[
     return coarse
 
 
-def wire(size: float, ranks: int, replicas: int = 1) -> tuple[float, float]:
+def traffic(size: float, ranks: int, replicas: int = 1) -> tuple[float, float]:
     """Return what a rank must send at least, on average, so that owners can step `size` bytes of weights.
 
     Args:
@@ -278,7 +263,7 @@ def wire(size: float, ranks: int, replicas: int = 1) -> tuple[float, float]:
     return own * (ranks - 1), own * ((shards - 1) / shards + replicas - 1 / shards)
 
 
-def training_wire(parameters: int, ranks: int) -> tuple[float, float]:
+def training_traffic(parameters: int, ranks: int) -> tuple[float, float]:
     """Return what DDP (all-reduce) and FSDP2 (two all-gathers, one reduce-scatter) send for a step themselves."""
     one = FLOAT * parameters * (ranks - 1) / ranks
     return 2 * one, 3 * one

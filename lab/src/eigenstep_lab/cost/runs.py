@@ -23,7 +23,7 @@ from ..bench.step import state_bytes
 from ..models.transformers import GPT
 from ..registry import build
 from .model import Shapes
-from .traffic import WireCounter
+from .traffic import TrafficCounter
 
 Ranks = Mapping[str, list[dict[str, float]]]
 """What each rank does, for every way of sharing a network."""
@@ -83,7 +83,7 @@ def trained(model: nn.Module) -> dict[str, float]:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
         loss.backward()  # type: ignore[no-untyped-call]
-        with FlopCounterMode(display=False) as counter, WireCounter() as counted:
+        with FlopCounterMode(display=False) as counter, TrafficCounter() as counted:
             optimizer.step()
         if step >= period:
             flops += counter.get_total_flops() / period

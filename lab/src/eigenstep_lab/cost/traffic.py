@@ -34,7 +34,7 @@ COSTS: Mapping[str, Callable[..., float]] = {
 }
 
 
-class WireCounter(TorchDispatchMode):
+class TrafficCounter(TorchDispatchMode):
     """Adds up the bytes that this rank sends in collectives while it is active.
 
     Attributes:

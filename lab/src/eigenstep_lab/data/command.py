@@ -18,8 +18,9 @@ import shlex
 from pathlib import Path
 
 from ..console import UserError, print_table, track
-from .datasets import DATASETS, Images, Text, fetch, find, load_images, load_text, places
+from .datasets import DATASETS, fetch, find, load_images, load_text, places
 from .files import list_picture_parts, read_picture
+from .samples import Images, Text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -31,8 +31,6 @@ from . import files
 from .download import download
 from .samples import Images, Labeled, Text
 
-__all__ = ["DATASETS", "Dataset", "Images", "Text", "data_root", "fetch", "find", "load_images", "load_text", "places"]
-
 Kind = TypeVar("Kind", Images, Text)
 
 

@@ -91,10 +91,10 @@ def _map_times(sides: tuple[int, ...], seed: int, device: torch.device) -> Table
     return Table("The maps by themselves, float32", columns, rows, timed=True)
 
 
-def _milliseconds(function: Callable[[Tensor], Tensor], x: Tensor, repeats: int = 7) -> float:
+def _milliseconds(function: Callable[[Tensor], Tensor], x: Tensor) -> float:
     """Return the median time of a call; reading one number back waits for the device."""
     times = []
-    for _ in range(repeats):
+    for _ in range(7):
         start = time.perf_counter()
         function(x)[0, 0].item()
         times.append(1e3 * (time.perf_counter() - start))

@@ -62,33 +62,33 @@ class Record:
     total_seconds: float = 0.0
 
 
-def picture_task(name: str, patch: int, batch_size: int = 32, width: int = 64, depth: int = 2) -> Task:
+def picture_task(name: str, patch: int, width: int = 64, depth: int = 2) -> Task:
     """Classify pictures of a dataset with a small vision transformer."""
-    return _classification(name, name, batch_size, partial(ViT, patch=patch, width=width, depth=depth))
+    return _classification(name, name, partial(ViT, patch=patch, width=width, depth=depth))
 
 
-def hiera_task(name: str, patch: int, depths: tuple[int, ...], batch_size: int = 32, width: int = 16) -> Task:
+def hiera_task(name: str, patch: int, depths: tuple[int, ...]) -> Task:
     """Classify pictures of a dataset with a small hierarchical vision transformer."""
-    return _classification(name, f"{name}-hiera", batch_size, partial(Hiera, patch=patch, width=width, depths=depths))
+    return _classification(name, f"{name}-hiera", partial(Hiera, patch=patch, width=16, depths=depths))
 
 
-def _classification(dataset: str, name: str, batch_size: int, network: Callable[..., nn.Module]) -> Task:
+def _classification(dataset: str, name: str, network: Callable[..., nn.Module]) -> Task:
     images = load_images(dataset)
 
     def model(seed: int) -> nn.Module:
         return network(images.shape, len(images.classes), seed=seed)
 
-    return Task(name, model, lambda generator, train: images.batch(batch_size, generator, train=train), 256)
+    return Task(name, model, lambda generator, train: images.batch(32, generator, train=train), 256)
 
 
-def text_task(name: str, length: int = 64, batch_size: int = 8, width: int = 64, depth: int = 2) -> Task:
+def text_task(name: str, width: int = 64, depth: int = 2) -> Task:
     """Predict the next character of a text with a small GPT."""
-    text = load_text(name)
+    text, length = load_text(name), 64
 
     def model(seed: int) -> nn.Module:
         return GPT(len(text.alphabet), length=length, width=width, depth=depth, seed=seed)
 
-    return Task(name, model, lambda generator, train: text.batch(batch_size, length, generator, train=train), 256)
+    return Task(name, model, lambda generator, train: text.batch(8, length, generator, train=train), 256)
 
 
 TASKS: Mapping[str, Callable[[], Task]] = {

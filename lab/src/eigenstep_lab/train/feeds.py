@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..console import UserError
-from ..data.datasets import DATASETS, Images, Text, data_root, load_images, load_text
+from ..data.datasets import DATASETS, data_root, load_images, load_text
 from ..data.files import list_picture_parts, reading
+from ..data.samples import Images, Text
 from .augment import cut, middle_square, random_box
 from .settings import Settings
 
