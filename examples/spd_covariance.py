@@ -15,7 +15,7 @@ from sklearn.covariance import EmpiricalCovariance, MinCovDet
 from sklearn.datasets import load_wine
 from torch import Tensor
 
-from eigenstep.manifold import Local, Result, minimize_spd
+from eigenstep.manifold import SPDResult, TangentView, minimize_spd
 from eigenstep_lab.console import print_table
 
 
@@ -34,20 +34,20 @@ def with_outliers(data: Tensor, part: float = 0.1, seed: int = 0) -> Tensor:
     return spoiled
 
 
-def fit_gaussian(data: Tensor) -> Result:
+def fit_gaussian(data: Tensor) -> SPDResult:
     """Return the covariance and, in `x`, the mean of the most likely Gaussian."""
 
-    def loss(covariance: Local, mean: Tensor) -> Tensor:
+    def loss(covariance: TangentView, mean: Tensor) -> Tensor:
         return -covariance.log_prob(data - mean, power=1).mean()
 
     return minimize_spd(loss, torch.eye(data.shape[1], dtype=data.dtype), data.new_zeros(data.shape[1]), factored=True)
 
 
-def fit_student(data: Tensor, freedom: float = 2.0) -> Result:
+def fit_student(data: Tensor, freedom: float = 2.0) -> SPDResult:
     """Return the scatter matrix and, in `x`, the location of the most likely t distribution."""
     size = data.shape[1]
 
-    def loss(scatter: Local, location: Tensor) -> Tensor:
+    def loss(scatter: TangentView, location: Tensor) -> Tensor:
         x = data - location
         distance = (x * scatter.solve(x)).sum(-1)
         return 0.5 * scatter.logdet() + 0.5 * (freedom + size) * (1 + distance / freedom).log().mean()

@@ -17,14 +17,14 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.neighbors import KNeighborsClassifier, NeighborhoodComponentsAnalysis
 from torch import Tensor
 
-from eigenstep.manifold import Local, SPDParameter, minimize_spd
+from eigenstep.manifold import SPDParameter, TangentView, minimize_spd
 from eigenstep_lab.console import print_table
 
 Learner = Callable[[Tensor, Tensor], Tensor]
 """Turns data and labels into a matrix `L` after which distances are to be taken."""
 
 
-def loss(S: Local, x: Tensor, labels: Tensor, strength: float = 0.02) -> Tensor:
+def loss(S: TangentView, x: Tensor, labels: Tensor, strength: float = 0.02) -> Tensor:
     """Return how unlikely it is to pick a neighbor of the same kind, and how far `S` is from the identity."""
     inner = x @ S.matmul(x).T
     norms = inner.diagonal()

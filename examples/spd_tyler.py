@@ -18,7 +18,7 @@ from pymanopt.optimizers import ConjugateGradient
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor
 
-from eigenstep.manifold import Local, minimize_spd
+from eigenstep.manifold import TangentView, minimize_spd
 from eigenstep_lab.console import print_table
 
 
@@ -29,7 +29,7 @@ def tumors() -> Tensor:
     return data / data.abs().median(0).values
 
 
-def loss(S: Local, data: Tensor) -> Tensor:
+def loss(S: TangentView, data: Tensor) -> Tensor:
     """Return Tyler's function of a factored matrix."""
     return data.shape[1] * (data * S.solve(data)).sum(-1).log().mean() + S.logdet()
 

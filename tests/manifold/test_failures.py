@@ -55,7 +55,7 @@ def test_any_curvature(name: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("retraction", RETRACTIONS)
-@pytest.mark.parametrize("lr", [1e-3, 1.0, 1e6])
+@pytest.mark.parametrize("lr", [5e-4, 0.5, 5e5])
 def test_fixed_steps_of_any_size_stay_in_the_cone(retraction: str, lr: float) -> None:
     Q = random_spd(5, 100.0)
     fun, least = log_det(Q)
@@ -85,9 +85,9 @@ def test_parameter_refuses_gradients_that_are_not_finite() -> None:
 
 
 def test_the_paper_s_scheme_is_the_update_of_the_paper() -> None:
-    """Retraction "paper" with twice the step size takes the very steps of `update` with gamma = 0."""
+    """Retraction "paper" takes the very steps of `update` with gamma = 0 and the same `lr`."""
     Q, S = random_spd(5), Full.from_dense(random_spd(5, 3.0))
-    result = minimize_spd(log_det(Q)[0], S, lr=2 * 0.05, retraction="paper", max_iter=10)
+    result = minimize_spd(log_det(Q)[0], S, lr=0.05, retraction="paper", max_iter=10)
     for _ in range(10):
         gradient = Q - torch.linalg.inv(S.dense())
         curvature = spd_gradient(S, (gradient + gradient.mT) / 2)
@@ -105,7 +105,7 @@ def test_iterates_equal_those_of_the_baselines_to_first_order(retraction: str) -
         return (found + found.mT) / 2
 
     def differences(lr: float) -> Tensor:
-        ours = minimize_spd(log_det(Q)[0], start, lr=2 * lr, retraction=retraction, max_iter=5).S.dense()
+        ours = minimize_spd(log_det(Q)[0], start, lr=lr, retraction=retraction, max_iter=5).S.dense()
         S, C = start, torch.linalg.cholesky(start)
         for _ in range(5):
             S, C = retraction_step(S, gradient(S), lr), cholesky_step(C, gradient(C @ C.mT), lr)
@@ -120,7 +120,7 @@ def test_what_is_cut_off_a_step_does_not_come_back_with_momentum() -> None:
     result = minimize_spd(
         lambda S: 1e3 * S.trace() - torch.logdet(S),
         torch.eye(2),
-        lr=0.01,
+        lr=0.005,
         momentum=0.5,
         max_step=0.5,
         max_iter=20,

@@ -59,7 +59,7 @@ def test_sgd_is_riemannian_gradient_descent(structure: str, momentum: float) -> 
         optimizer.zero_grad()
         loss(parameter().dense()).backward()
         optimizer.step()
-    result = minimize_spd(loss, S, lr=0.05, momentum=momentum, max_iter=5)
+    result = minimize_spd(loss, S, lr=0.05 / 2, momentum=momentum, max_iter=5)
     assert_close(parameter.matrix.dense(), result.S.dense())
 
 

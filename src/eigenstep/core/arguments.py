@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+Choice = TypeVar("Choice", bound=Callable[..., Any])
 
 
 def describe(value: object) -> str:
@@ -31,3 +35,19 @@ def check_function(value: object, name: str) -> None:
     """Raise unless ``value`` can be called."""
     if not callable(value):
         raise TypeError(f"{name} must be a function, got {describe(value)}")
+
+
+def choose(value: str | Choice, table: Mapping[str, Choice], name: str) -> Choice:
+    """Return what a choice, given by its name in ``table`` or as a function, stands for.
+
+    Args:
+        value: a name, or a function of the user's own.
+        table: the functions that have names.
+        name: what the argument is called, for error messages.
+    """
+    if isinstance(value, str) and value in table:
+        return table[value]
+    if isinstance(value, str) or not callable(value):
+        kind, got = (ValueError, repr(value)) if isinstance(value, str) else (TypeError, describe(value))
+        raise kind(f"{name} must be one of {', '.join(table)} or a function, got {got}")
+    return value

@@ -10,6 +10,7 @@ from torch import Tensor
 from .arguments import check_function as check_function
 from .arguments import check_number as check_number
 from .arguments import check_size as check_size
+from .arguments import choose as choose
 from .arguments import describe as describe
 from .numerics import HALF, transpose
 

@@ -1,7 +1,7 @@
 """Optimization over positive-definite matrices in spectral form."""
 
-from .minimize import Iterate, Result, minimize_spd
+from .minimize import Iterate, SPDResult, minimize_spd
 from .parameter import SPDParameter
-from .tangent_view import Local
+from .tangent_view import TangentView
 
-__all__ = ["Iterate", "Local", "Result", "SPDParameter", "minimize_spd"]
+__all__ = ["Iterate", "SPDParameter", "SPDResult", "TangentView", "minimize_spd"]

@@ -1,6 +1,7 @@
-"""Two ways to walk downhill: with a search for the step size, or with step sizes fixed beforehand.
+"""Two ways downhill: with a search for the step size, or with step sizes fixed beforehand.
 
-A walk is a generator of points, each with its value and gradient, that returns an :class:`Ending` when it cannot go on.
+Each is a generator of the points on the way, with value and gradient, that returns an :class:`Ending` when it cannot go
+on.
 """
 
 from __future__ import annotations
@@ -8,139 +9,154 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Generator
+from copy import copy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.checks import check_number
 from .directions import Direction
+from .objective import Evaluation, Objective
 from .point import Point
-from .tangent_view import Local
+from .prospect import Prospect, look_ahead
 
 ARMIJO = 1e-4
 """A step must win at least this part of the decrease that the gradient promises."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The objective at a point; its gradient is computed only if somebody asks for it."""
-
-    point: Point
-    value: float
-    output: Tensor
-    leaves: list[Tensor]
+PATIENCE = 30
+"""How many steps in a row may bring no better value than rounding could."""
+PATIENCE_FLAT = 5
+"""How many steps along directions without positive curvature may bring no more than was asked for."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a walk is over."""
+    """Why a descent is over.
 
+    Attributes:
+        reason: one word.
+        message: a sentence.
+        success: whether a minimum was found.
+    """
+
+    reason: str
     message: str
-    success: bool
+    success: bool = False
 
 
-PATIENCE = 30
-"""How many steps in a row may bring no better value than rounding could."""
+class Visit(NamedTuple):
+    """A point on the way.
 
-Walk = Generator[tuple[Evaluation, Tensor], None, Ending]
+    Attributes:
+        evaluation: the objective there.
+        gradient: its gradient, a flat vector.
+        last: whether the descent ends here, because this is a minimum.
+    """
+
+    evaluation: Evaluation
+    gradient: Tensor
+    last: bool = False
 
 
-class Objective:
-    """A user's function, evaluated at points, with counts of how often."""
+Descent = Generator[Visit, None, Ending]
 
-    def __init__(self, fun: Callable[..., Tensor], factored: bool) -> None:
-        """Wrap a function.
+
+class LineSearch:
+    """Goes where a rule says, with an Armijo search that compares with the largest of the last values.
+
+    Where the gradient is short, or no step of the rule helps, a look at the curvature decides whether this is a
+    minimum. If there is more to gain, the descent goes on from there.
+    """
+
+    def __init__(
+        self, objective: Objective, start: Evaluation, rule: Callable[[], Direction], max_step: float, gtol: float
+    ) -> None:
+        """Begin at a point.
 
         Args:
-            fun: ``fun(S, *x)``.
-            factored: whether it takes the factored matrix instead of a dense tensor.
+            objective: the function.
+            start: where to begin.
+            rule: makes a fresh rule, at the start and whenever the old one has led into a dead end.
+            max_step: largest change of the logarithm of an eigenvalue in one step.
+            gtol: a gradient of this length is short, and to fall by this much is too little to go on for.
         """
-        self.fun, self.factored = fun, factored
-        self.nfev = self.ngrad = 0
+        self.objective, self.rule, self.max_step, self.gtol = objective, rule, max_step, gtol
+        self.current, self.gradient = start, objective.gradient(start)
+        self.direction = rule()
+        if not all(hasattr(self.direction, name) for name in ("window", "propose", "learn")):
+            found = type(self.direction).__name__
+            raise TypeError(f"method must give a rule with window, propose and learn, got {found}")
+        self.values = deque([start.value], maxlen=self.direction.window)
+        self.fresh = True
 
-    def evaluate(self, point: Point) -> Evaluation:
-        """Compute the value, in a way that the gradient can follow."""
-        leaves = point.leaves(self._direct(point))
-        with torch.enable_grad():
-            output = self.fun(self._matrix(point, leaves), *point.split_others(leaves))
-        self.nfev += 1
-        if not isinstance(output, Tensor) or output.numel() != 1 or not output.requires_grad:
-            found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-            raise TypeError(f"fun must return one number as a tensor that depends differentiably on S, got {found}")
-        return Evaluation(point, output.item(), output, leaves)
-
-    def attempt(self, point: Point, step: Tensor) -> Evaluation | None:
-        """Compute the value after a step; ``None`` if the step, or the function there, leaves the finite numbers."""
-        try:
-            found = self.evaluate(point.move(step))
-        except (FloatingPointError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-            return None
-        return found if math.isfinite(found.value) else None
-
-    def gradient(self, evaluation: Evaluation) -> Tensor:
-        """Compute the gradient as a flat vector."""
-        self.ngrad += 1
-        gradients = torch.autograd.grad(evaluation.output, evaluation.leaves, materialize_grads=True)
-        return evaluation.point.flat(gradients, self._direct(evaluation.point))
-
-    def _direct(self, point: Point) -> bool:
-        """Whether to differentiate with respect to the dense matrix itself, which is cheapest where possible."""
-        return point.plain and not self.factored
-
-    def _matrix(self, point: Point, leaves: list[Tensor]) -> Local | Tensor:
-        if self._direct(point):
-            return leaves[0]
-        local = point.local(leaves)
-        return local if self.factored else local.dense()
-
-
-def search(objective: Objective, start: Evaluation, rule: Callable[[], Direction], max_step: float) -> Walk:
-    """Walk by a rule, with an Armijo search that compares with the largest of the last values.
-
-    Args:
-        objective: the function.
-        start: where to begin.
-        rule: makes a fresh rule, at the start and whenever the old one has led into a dead end.
-        max_step: largest change of the logarithm of an eigenvalue in one step.
-    """
-    current, gradient, direction, fresh = start, objective.gradient(start), rule(), True
-    values = deque([start.value], maxlen=direction.window)
-    least, stalled = start.value, 0
-    while stalled < PATIENCE:
-        yield current, gradient
+    def descend(self) -> Descent:
+        """Yield the points on the way."""
+        least, stalled, flat = self.current.value, 0, 0
         while True:
-            step = direction.propose(current.point, gradient)
-            step = _cut(current.point, step, max_step)
-            slope = step.dot(gradient).item()
-            found = _armijo(objective, current, step, slope, max(values)) if slope < 0 else None
-            if found is not None:
-                break
-            if fresh:
-                return _dead_end(current, slope)
-            direction, fresh = rule(), True
-        new, step = found
-        new_gradient = objective.gradient(new)
-        direction.learn(new.point, step, new_gradient - gradient)
-        current, gradient, fresh = new, new_gradient, False
-        values.append(current.value)
-        stalled = 0 if current.value < least - _rounding(current) else stalled + 1
-        least = min(least, current.value)
-    return _dead_end(current, slope)
+            norm = self.gradient.norm().item()
+            ahead = self._look(self.gtol) if norm <= self.gtol else None
+            minimum = ahead is not None and ahead.is_at_most(self.gtol)
+            yield Visit(self.current, self.gradient, minimum)
+            if ahead is not None and minimum:
+                return Ending("gtol", f"the gradient norm {norm:.3g} is at most gtol, {ahead}", success=True)
+            if ahead is not None or stalled >= PATIENCE or not self._follow_rule():
+                least_visible, before = max(self.gtol, 10 * self.current.rounding), self.current.value
+                ahead = ahead or self._look(least_visible)
+                if ahead.is_at_most(least_visible):
+                    message = f"the objective cannot decrease further within rounding, {ahead}"
+                    return Ending("rounding", message, success=True)
+                moved = self._attempt(ahead.step)
+                flat += math.isinf(ahead.gain) and before - self.current.value <= self.gtol
+                if not moved or flat >= PATIENCE_FLAT:
+                    return _dead_end(norm, self.gtol, ahead)
+            stalled = 0 if self.current.value < least - self.current.rounding else stalled + 1
+            least = min(least, self.current.value)
+
+    def _follow_rule(self) -> bool:
+        """Take a step by the rule, or by a fresh one where that leads nowhere."""
+        if self._attempt(self.direction.propose(self.current.point, self.gradient)):
+            return True
+        if self.fresh:
+            return False
+        before, self.direction = self.direction, self.rule()
+        if self._attempt(self.direction.propose(self.current.point, self.gradient)):
+            return True
+        self.direction = before  # what it has learned is of use for a look ahead
+        return False
+
+    def _attempt(self, step: Tensor) -> bool:
+        """Try a step, or a part of it, and go there if it leads downhill."""
+        step = _cut(self.current.point, step, self.max_step)
+        slope = step.dot(self.gradient).item()
+        found = _armijo(self.objective, self.current, step, slope, max(self.values)) if slope < 0 else None
+        if found is None:
+            return False
+        before, (self.current, step) = self.gradient, found
+        self.gradient = self.objective.gradient(self.current)
+        self.direction.learn(self.current.point, step, self.gradient - before)
+        self.values.append(self.current.value)
+        self.fresh = False
+        return True
+
+    def _look(self, enough: float) -> Prospect:
+        """Estimate what is left to gain, with what the rule knows about the Hessian."""
+        model, point = copy(self.direction), self.current.point  # a copy, because rules may take notes
+        return look_ahead(self.objective, self.current, self.gradient, lambda v: -model.propose(point, v), enough)
 
 
 def _cut(point: Point, step: Tensor, max_step: float) -> Tensor:
     """Shorten a step that changes the logarithm of an eigenvalue by more than ``max_step``."""
     if step.norm() <= max_step:  # a cheap bound, good enough for the last steps of a search
         return step
-    return step * min(1.0, max_step / point.length(step))
+    return step * (max_step / max(max_step, point.length(step)))
 
 
 def _armijo(
     objective: Objective, current: Evaluation, step: Tensor, slope: float, reference: float
 ) -> tuple[Evaluation, Tensor] | None:
     """Shorten a step until it wins enough; each time to where a parabola through what is known has its minimum."""
-    rounding, smallest = _rounding(current), torch.finfo(step.dtype).eps
+    rounding, smallest = current.rounding, torch.finfo(step.dtype).eps
     part = 1.0
     while part == 1 or (-part * slope > rounding and part > smallest):
         found = objective.attempt(current.point, part * step)
@@ -155,44 +171,53 @@ def _armijo(
     return None
 
 
-def _rounding(current: Evaluation) -> float:
-    """Return how far the computed value may be off, a rough guess."""
-    return 10 * torch.finfo(current.output.dtype).eps * max(abs(current.value), 1e-300)
-
-
-def _dead_end(current: Evaluation, slope: float) -> Ending:
-    if abs(slope) <= 100 * _rounding(current):
-        return Ending("the objective cannot decrease further within rounding", success=True)
+def _dead_end(norm: float, gtol: float, ahead: Prospect) -> Ending:
+    if norm <= gtol:
+        message = f"the gradient norm {norm:.3g} is at most gtol, but it is not known how far the minimum is: {ahead}"
+        return Ending("flat", message)
     return Ending(
-        "no step along the gradient decreases the objective: is it differentiable, and finite near this point?",
-        success=False,
+        "stuck",
+        f"no step along the gradient, of norm {norm:.3g}, decreases the objective: is it differentiable, finite near "
+        "this point, and exact enough?",
     )
 
 
-def follow(
-    objective: Objective, start: Evaluation, lr: Callable[[int], float], momentum: float, max_step: float
-) -> Walk:
-    """Walk down the gradient with fixed step sizes and momentum.
+def fixed_steps(
+    objective: Objective,
+    start: Evaluation,
+    lr: Callable[[int], float],
+    momentum: float,
+    max_step: float,
+    gtol: float,
+) -> Descent:
+    """Go down the gradient with fixed step sizes and momentum.
 
     Args:
         objective: the function, which may differ from call to call.
         start: where to begin.
-        lr: step size in each iteration.
+        lr: the paper's beta-2 in each iteration.
         momentum: which part of the previous velocity to keep.
         max_step: largest change of the logarithm of an eigenvalue in one step.
+        gtol: end where the gradient is at most this long.
     """
     current, gradient = start, objective.gradient(start)
     velocity = torch.zeros_like(gradient)
     iteration = 0
     while True:
-        yield current, gradient
+        norm = gradient.norm().item()
+        yield Visit(current, gradient, norm <= gtol)
+        if norm <= gtol:
+            message = f"the gradient norm {norm:.3g} is at most gtol; nothing is known of the curvature with a fixed lr"
+            return Ending("gtol", message, success=True)
         velocity = momentum * velocity + gradient
-        rate = lr(iteration)
-        check_number(rate, f"lr({iteration})", 0.0)
+        beta = lr(iteration)
+        check_number(beta, f"lr({iteration})", 0.0)
+        rate = 2 * beta  # S - 2 beta S grad S, in coordinates in which S is the identity
         step = _cut(current.point, -rate * velocity, max_step)
         velocity = step / -rate if rate else velocity  # what was cut off is not kept, or it would come back
         found = objective.attempt(current.point, step)
         if found is None:
-            return Ending(f"the objective or the matrix is not finite after step {iteration + 1}: lower lr", False)
+            message = f"the objective or the matrix is not finite after step {iteration + 1}: lower lr"
+            return Ending("nonfinite", message)
         current, gradient = found, objective.gradient(found)
         iteration += 1

@@ -1,6 +1,6 @@
 """Choose the metric of a problem from its gradients: every metric of a family is elementwise in the eigenbasis.
 
-A quasi-Newton method needs a first guess of the Hessian. In local coordinates
+A quasi-Newton method needs a first guess of the Hessian. In tangent coordinates
 (:mod:`eigenstep.manifold.tangent_view`) the guesses here are diagonal, ``h_ij = (d_i d_j)^a (d_i / d_j)^c`` made
 symmetric. They are Hessians of typical problems:
 

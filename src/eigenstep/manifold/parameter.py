@@ -8,18 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from ..core.matrices import SPD, Diagonal, Full
-from .point import Block, Matrix, Point, Positive
+from .blocks import Block, Matrix, Positive
+from .point import Point
 from .retractions import Retraction
-from .tangent_view import Local
+from .tangent_view import TangentView
 
 
 class SPDParameter(nn.Module):
     """A learnable positive-definite matrix ``S = B Diag(d) B^T``.
 
     Call the module to get the matrix, with differentiable ``matmul``, ``solve``, ``logdet``, ``dense``, ``trace``,
-    ``sample`` and ``log_prob`` (:class:`Local`). Its parameters are coordinates around the current matrix, zero until
-    an optimizer changes them. The next call follows that step on the manifold and sets them to zero again. Whatever
-    the optimizer does, ``S`` stays positive definite, and momentum is carried along with it.
+    ``sample`` and ``log_prob`` (:class:`TangentView`). Its parameters are coordinates around the current matrix, zero
+    until an optimizer changes them. The next call follows that step on the manifold and sets them to zero again.
+    Whatever the optimizer does, ``S`` stays positive definite, and momentum is carried along with it.
 
     The step follows the affine-invariant metric: with ``torch.optim.SGD`` this is Riemannian gradient descent, with
     momentum if wanted; with ``torch.optim.Adam`` each coordinate has its own step size. Weight decay has no effect.
@@ -51,9 +52,9 @@ class SPDParameter(nn.Module):
             for name, tensor in _tensors(block).items():
                 self.register_buffer(f"{name}{index}", tensor.clone())
 
-    def forward(self) -> Local:
+    def forward(self) -> TangentView:
         """Return the matrix, differentiable with respect to the parameters of this module."""
-        return self._settled().local(list(self.tangents))
+        return self._settled().view(list(self.tangents))
 
     @property
     def matrix(self) -> SPD:
@@ -82,8 +83,8 @@ class SPDParameter(nn.Module):
         """Return a block with the values of this module's buffers."""
         eigs = self.get_buffer(f"eigs{index}")
         if isinstance(block, Matrix):
-            basis, turn = self.get_buffer(f"basis{index}"), self.get_buffer(f"turn{index}")
-            return Matrix.of(Full(basis, eigs), turn, block.weight, block.unit, block.retraction)
+            basis, orientation = self.get_buffer(f"basis{index}"), self.get_buffer(f"orientation{index}")
+            return Matrix.of(Full(basis, eigs), orientation, block.weight, block.unit, block.retraction)
         assert isinstance(block, Positive)
         return replace(block, factor=Diagonal(eigs))
 
@@ -91,6 +92,6 @@ class SPDParameter(nn.Module):
 def _tensors(block: Block) -> dict[str, Tensor]:
     """Return what describes a block."""
     if isinstance(block, Matrix):
-        return {"basis": block.factor.basis, "eigs": block.factor.eigs, "turn": block.turn}
+        return {"basis": block.factor.basis, "eigs": block.factor.eigs, "orientation": block.orientation}
     assert isinstance(block, Positive)
     return {"eigs": block.factor.eigs}

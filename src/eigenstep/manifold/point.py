@@ -1,239 +1,28 @@
 """Points of a product of spaces, and one flat vector of coordinates for all tangent vectors at all points.
 
-A point consists of blocks: full factors, positive vectors (diagonal factors and the scale of a Kronecker product) and
-Euclidean tensors. The coordinates of a tangent vector are orthonormal, so that the dot product of two vectors is the
-affine-invariant metric, and they do not change when the vector is carried along to another point (parallel transport).
-Methods for Euclidean space, such as L-BFGS or momentum, therefore work on them as they are.
+A point consists of blocks (:mod:`eigenstep.manifold.blocks`): full factors, positive vectors (diagonal factors and the
+scale of a Kronecker product) and Euclidean tensors. The coordinates of a tangent vector are orthonormal, so that the
+dot product of two vectors is the affine-invariant metric, and they do not change when the vector is carried along to
+another point (parallel transport). Methods for Euclidean space, such as L-BFGS or momentum, therefore work on them as
+they are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..core.checks import check_finite, check_positive
+from ..core.checks import check_finite, check_positive, choose
 from ..core.curvature import factors_of
 from ..core.matrices import SPD, Diagonal, Full, Identity, Kronecker
-from ..core.numerics import diagonal, symmetrize, transpose
-from .retractions import Retraction, check_frame, check_range, decompose, find_retraction, geodesic, stretch
-from .tangent_view import Local
-
-
-class Block(Protocol):
-    """One of the spaces whose product a point lives in. Steps have the shape of :meth:`leaf`."""
-
-    def leaf(self) -> Tensor:
-        """Return what to differentiate with respect to: coordinates, all zero, or a Euclidean tensor itself."""
-
-    def local(self, leaf: Tensor) -> Tensor:
-        """Return the local coordinates that belong to a leaf, or a Euclidean tensor itself."""
-
-    def length(self, step: Tensor) -> Tensor:
-        """Return by how much a step changes the logarithms of eigenvalues at most."""
-
-    def move(self, step: Tensor) -> Block:
-        """Return the block after a step."""
-
-    def to_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Turn coordinates of this module into local coordinates; the inverse undoes it."""
-
-    def from_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Turn local coordinates into coordinates of this module."""
-
-    def metrics(self, exponents: Tensor) -> Tensor:
-        """Return diagonal metrics in local coordinates, one for each of the exponents, shape ``(K, *leaf)``."""
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A full factor ``S = F F^T``, by a frame ``F`` that is carried along as the matrix moves.
-
-    Coordinates are with respect to the frame, ``F e^X F^T``: along a geodesic, ``F e^(X/2)``, they are those of
-    parallel transport. The spectral form ``F = B D^1/2 O^T`` is computed when somebody asks for it, which a function of
-    dense matrices does not.
-
-    Attributes:
-        frame: ``F``, shape ``(*batch, n, n)``.
-        weight: length of a unit step in local coordinates: the other factors of a Kronecker product repeat it.
-        unit: whether the determinant stays one.
-        retraction: how the factor follows a step.
-        known: the spectral form, if it is known already.
-    """
-
-    frame: Tensor
-    weight: float
-    unit: bool
-    retraction: Retraction
-    known: tuple[Full, Tensor] | None = None
-
-    @classmethod
-    def of(cls, factor: Full, turn: Tensor, weight: float, unit: bool, retraction: Retraction) -> Matrix:
-        """Return the block of a matrix in spectral form.
-
-        Args:
-            factor: ``B Diag(d) B^T``.
-            turn: orthogonal ``O`` that takes local coordinates ``X`` in the eigenbasis to ``O X O^T``, in the frame.
-            weight: see above.
-            unit: see above.
-            retraction: see above.
-        """
-        frame = factor.basis * factor.eigs.sqrt()[..., None, :] @ transpose(turn)
-        return cls(frame, weight, unit, retraction, (factor, turn))
-
-    @cached_property
-    def spectral(self) -> tuple[Full, Tensor]:
-        """The matrix and its turn ``O``."""
-        return self.known or decompose(self.frame)
-
-    @property
-    def factor(self) -> Full:
-        """The matrix ``B Diag(d) B^T``."""
-        return self.spectral[0]
-
-    @property
-    def turn(self) -> Tensor:
-        """The turn ``O`` from the eigenbasis to the frame."""
-        return self.spectral[1]
-
-    def leaf(self) -> Tensor:
-        """Return zeros."""
-        return torch.zeros_like(self.frame)
-
-    def tangent(self, leaf: Tensor) -> Tensor:
-        """Return the symmetric ``X`` of a leaf with respect to the frame, without a trace if the determinant stays."""
-        tangent = symmetrize(leaf) / self.weight
-        if not self.unit:
-            return tangent
-        values = diagonal(tangent)
-        return tangent - torch.diag_embed(values.mean(-1, keepdim=True).expand_as(values))
-
-    def dense(self) -> Tensor:
-        """Return ``F F^T``."""
-        return self.frame @ transpose(self.frame)
-
-    def pull_back(self, gradient: Tensor) -> Tensor:
-        """Return the gradient with respect to a leaf, given that with respect to the dense matrix."""
-        return self.tangent(transpose(self.frame) @ gradient @ self.frame)
-
-    def local(self, leaf: Tensor) -> Tensor:
-        """Return ``X`` with respect to the eigenbasis."""
-        return self.to_eigenbasis(self.tangent(leaf))
-
-    def length(self, step: Tensor) -> Tensor:
-        """Return the spectral norm of ``X``."""
-        return torch.linalg.eigvalsh(step).abs().amax() / self.weight
-
-    def move(self, step: Tensor) -> Matrix:
-        """Follow the step and carry the frame along."""
-        if self.retraction is geodesic:
-            frame = check_frame(self.frame @ stretch(self.tangent(step)))
-            if self.unit:
-                frame = frame * (-torch.linalg.slogdet(frame)[1] / frame.shape[-1]).exp()[..., None, None]
-            return replace(self, frame=frame, known=None)
-        factor, turn = self.retraction(self.factor, self.local(step))
-        factor = factor.with_unit_determinant() if self.unit else factor
-        return Matrix.of(factor, self.turn @ turn, self.weight, self.unit, self.retraction)
-
-    def to_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return ``O^T X O``."""
-        return symmetrize(transpose(self.turn) @ vector @ self.turn)
-
-    def from_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return ``O X O^T``."""
-        return symmetrize(self.turn @ vector @ transpose(self.turn))
-
-    def metrics(self, exponents: Tensor) -> Tensor:
-        """Return ``(d_i d_j)^a (d_i / d_j)^c``, made symmetric."""
-        logs = _centered_logs(self.factor)[..., :, None]
-        a, c = exponents.reshape(-1, 2, *[1] * logs.ndim).unbind(1)
-        return symmetrize(((a + c) * logs + (a - c) * transpose(logs)).exp())
-
-
-@dataclass(frozen=True)
-class Positive:
-    """Positive numbers: a diagonal factor, or the scale of a Kronecker product.
-
-    Attributes:
-        factor: the diagonal matrix of the numbers.
-        weight: length of a unit step in their logarithms.
-        unit: whether the product of the numbers stays one.
-    """
-
-    factor: Diagonal
-    weight: float
-    unit: bool
-
-    def leaf(self) -> Tensor:
-        """Return zeros."""
-        return torch.zeros_like(self.factor.eigs)
-
-    def local(self, leaf: Tensor) -> Tensor:
-        """Return the change of the logarithms."""
-        logs = leaf / self.weight
-        return logs - logs.mean(-1, keepdim=True) if self.unit else logs
-
-    def length(self, step: Tensor) -> Tensor:
-        """Return the largest change of a logarithm."""
-        return step.abs().amax() / self.weight
-
-    def move(self, step: Tensor) -> Positive:
-        """Multiply by the exponentials of the step."""
-        factor = Diagonal(check_range(self.factor.eigs * self.local(step).exp()))
-        return replace(self, factor=factor.with_unit_determinant() if self.unit else factor)
-
-    def to_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return the vector: the axes are the eigenvectors."""
-        return vector
-
-    def from_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return the vector."""
-        return vector
-
-    def metrics(self, exponents: Tensor) -> Tensor:
-        """Return ``d_i^(2a)``, the diagonal of what a full factor would have."""
-        logs = _centered_logs(self.factor)
-        return (2 * exponents[:, 0].reshape(-1, *[1] * logs.ndim) * logs).exp()
-
-
-@dataclass(frozen=True)
-class Euclidean:
-    """An ordinary tensor."""
-
-    tensor: Tensor
-
-    def leaf(self) -> Tensor:
-        """Return the tensor."""
-        return self.tensor.clone()
-
-    def local(self, leaf: Tensor) -> Tensor:
-        """Return the leaf."""
-        return leaf
-
-    def length(self, step: Tensor) -> Tensor:
-        """Return zero: there is no eigenvalue here."""
-        return step.new_zeros(())
-
-    def move(self, step: Tensor) -> Euclidean:
-        """Add the step."""
-        return Euclidean(self.tensor + step)
-
-    def to_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return the vector."""
-        return vector
-
-    def from_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return the vector."""
-        return vector
-
-    def metrics(self, exponents: Tensor) -> Tensor:
-        """Return ones."""
-        return self.tensor.new_ones(len(exponents), *self.tensor.shape)
+from .blocks import Block, Euclidean, Matrix, Positive
+from .retractions import RETRACTIONS, Retraction
+from .tangent_view import TangentView
 
 
 @dataclass(frozen=True)
@@ -258,7 +47,7 @@ class Point:
             name: what the matrix is called, for error messages.
         """
         S = _checked(S, name)
-        follow = find_retraction(retraction)
+        follow = choose(retraction, RETRACTIONS, "retraction")
         total, product = math.prod(S.sizes), isinstance(S, Kronecker)
         blocks: list[Block] = []
         if isinstance(S, Kronecker):
@@ -266,8 +55,8 @@ class Point:
         for factor, size in zip(factors_of(S), S.sizes, strict=True):
             weight = (total / size) ** 0.5
             if isinstance(factor, Full):
-                turn = torch.eye(size, dtype=factor.eigs.dtype, device=factor.eigs.device).expand_as(factor.basis)
-                blocks.append(Matrix.of(factor, turn, weight, product, follow))
+                identity = torch.eye(size, dtype=factor.eigs.dtype, device=factor.eigs.device).expand_as(factor.basis)
+                blocks.append(Matrix.of(factor, identity, weight, product, follow))
             elif not isinstance(factor, Identity):
                 blocks.append(Positive(factor, weight, product))
         return cls(S, tuple(blocks))
@@ -316,15 +105,15 @@ class Point:
             first = self.blocks[0].pull_back(first)
         return torch.cat([gradient.flatten() for gradient in (first, *rest)])
 
-    def local(self, leaves: Sequence[Tensor]) -> Local:
+    def view(self, leaves: Sequence[Tensor]) -> TangentView:
         """Return the matrix as a function of the leaves."""
-        queue = [block.local(leaf) for block, leaf in zip(self.blocks, leaves, strict=True)]
+        queue = [block.tangent(leaf) for block, leaf in zip(self.blocks, leaves, strict=True)]
         log_scale = queue.pop(0)[..., 0] if isinstance(self.like, Kronecker) else None
         tangents = [
             torch.zeros_like(factor.eigs) if isinstance(factor, Identity) else queue.pop(0)
             for factor in factors_of(self.S)
         ]
-        return Local(self.S, tangents, log_scale)
+        return TangentView(self.S, tangents, log_scale)
 
     def split_others(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """Return those of the leaves that are Euclidean tensors."""
@@ -357,6 +146,24 @@ class Point:
         """
         return torch.cat([block.metrics(exponents).flatten(1) for block in self.blocks], 1)
 
+    def steepest_growth(self, gradient: Tensor) -> tuple[float, Tensor]:
+        """Return the rank-one change of the matrix along which the objective falls most steeply.
+
+        Args:
+            gradient: flat coordinates of the gradient.
+
+        Returns:
+            The slope along ``v v^T``, times the mean eigenvalue, and the flat coordinates of that direction, of
+            length one. Of a Kronecker product, zero: its factors depend on each other.
+        """
+        parts = [torch.zeros_like(part) for _, part in self._split(gradient)]
+        block, first = self._split(gradient)[0]
+        slope = 0.0
+        if not isinstance(self.like, Kronecker):
+            found, parts[0] = block.steepest_growth(first)
+            slope = found.item()
+        return slope, torch.cat([part.flatten() for part in parts])
+
     @cached_property
     def _shapes(self) -> list[torch.Size]:
         return [block.leaf().shape for block in self.blocks]
@@ -365,12 +172,6 @@ class Point:
         shapes = self._shapes
         parts = torch.split(step, [shape.numel() for shape in shapes])
         return [(block, part.reshape(shape)) for block, part, shape in zip(self.blocks, parts, shapes, strict=True)]
-
-
-def _centered_logs(factor: Full | Diagonal) -> Tensor:
-    """Return the logarithms of the eigenvalues, relative to their mean: metrics do not depend on units."""
-    logs = factor.eigs.log()
-    return logs - logs.mean(-1, keepdim=True)
 
 
 def _checked(S: SPD | Tensor, name: str) -> SPD:

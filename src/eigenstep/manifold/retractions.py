@@ -1,6 +1,6 @@
 """How a full matrix follows a tangent vector and stays ``B Diag(d) B^T``.
 
-A tangent vector is given by local coordinates ``X``, a symmetric matrix: the step leads from ``S = F F^T`` with
+A tangent vector is given by tangent coordinates ``X``, a symmetric matrix: the step leads from ``S = F F^T`` with
 ``F = B D^1/2`` to ``F (I + X) F^T`` and terms of second order. Each retraction also returns an orthogonal ``U``: the
 coordinates of a tangent vector that is carried along to the new point, without turning, are ``U^T X U`` there.
 """
@@ -14,7 +14,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..core.checks import check_function
 from ..core.curvature import Dense
 from ..core.generators import Rotation, bounded, moore_penrose
 from ..core.maps import reorthonormalize
@@ -57,13 +56,15 @@ def stretch(tangent: Tensor) -> Tensor:
 
 
 def decompose(frame: Tensor) -> tuple[Full, Tensor]:
-    """Return ``B Diag(d) B^T = F F^T`` and the turn ``O`` for which ``F = B D^1/2 O^T``.
+    """Return ``B Diag(d) B^T = F F^T`` and the orthogonal ``O`` for which ``F = B D^1/2 O^T``.
 
     The singular values of ``F`` are the square roots of the eigenvalues, which keeps twice as many digits of the small
-    ones as an eigendecomposition of the matrix itself would.
+    ones as an eigendecomposition of the matrix itself would. Those that it cannot tell from zero count as the least
+    that it can.
     """
-    basis, roots, turn = torch.linalg.svd(frame)
-    return Full(basis, check_range(roots.square())), transpose(turn)
+    basis, roots, orientation = torch.linalg.svd(frame)
+    roots = roots.clamp_min(torch.finfo(roots.dtype).eps * roots[..., :1])
+    return Full(basis, check_range(roots.square())), transpose(orientation)
 
 
 JACOBI: Rotation = partial(bounded, pairwise=True)
@@ -86,9 +87,9 @@ def spectral(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
     parts = min(max(1, math.ceil(longest)), LONGEST) if math.isfinite(longest) else 1
     new, part = S, tangent / parts
     for _ in range(parts):
-        new, turn = _learn(new, part, JACOBI, rayleigh=True)
-        part = transpose(turn) @ part @ turn
-    return new, turn if parts == 1 else _turn_between(S, new)
+        new, transport = _learn(new, part, JACOBI, rayleigh=True)
+        part = transpose(transport) @ part @ transport
+    return new, transport if parts == 1 else _transport_between(S, new)
 
 
 LONGEST = 100
@@ -113,21 +114,11 @@ def _learn(S: Full, tangent: Tensor, rotation: Rotation, rayleigh: bool) -> tupl
     change = S.basis @ (roots[..., :, None] * tangent * roots[..., None, :]) @ transpose(S.basis)
     new = update(S, Dense(symmetrize(change)), lr=1.0, decay=0.0, rotation=rotation, rayleigh=rayleigh)
     check_range(new.eigs)
-    return new, _turn_between(S, new)
+    return new, _transport_between(S, new)
 
 
 RETRACTIONS: dict[str, Retraction] = {"geodesic": geodesic, "spectral": spectral, "paper": paper}
 """Retractions by name."""
-
-
-def find_retraction(retraction: str | Retraction) -> Retraction:
-    """Return a retraction given by name or as a function."""
-    if isinstance(retraction, str):
-        if retraction not in RETRACTIONS:
-            raise ValueError(f"retraction must be one of {', '.join(RETRACTIONS)} or a function, got {retraction!r}")
-        return RETRACTIONS[retraction]
-    check_function(retraction, "retraction")
-    return retraction
 
 
 def check_range(eigs: Tensor) -> Tensor:
@@ -145,7 +136,7 @@ def check_frame(frame: Tensor) -> Tensor:
     return frame
 
 
-def _turn_between(old: Full, new: Full) -> Tensor:
+def _transport_between(old: Full, new: Full) -> Tensor:
     """Return the orthogonal ``U`` with ``F^-1 F_new = P U`` and ``P`` positive definite, by Newton-Schulz steps."""
     u = transpose(old.basis) @ new.basis * (new.eigs.sqrt()[..., None, :] / old.eigs.sqrt()[..., :, None])
     u = u / torch.linalg.matrix_norm(u, keepdim=True)

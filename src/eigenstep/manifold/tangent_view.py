@@ -1,10 +1,10 @@
-"""A spectral matrix as a differentiable function of local coordinates around itself.
+"""A spectral matrix seen from its tangent space: a differentiable function of coordinates around itself.
 
 Around ``S = B Diag(d) B^T`` every positive-definite matrix is ``B D^1/2 e^X D^1/2 B^T`` with one symmetric ``X``: the
-local coordinates, in which the affine-invariant metric at ``X = 0`` is the Frobenius norm. :class:`Local` offers the
-methods of a spectral matrix such that autodiff finds their exact first derivatives with respect to ``X`` at zero. The
-derivatives exist even where eigenvalues are equal and those of ``B`` and ``d`` do not. Second derivatives are not
-meaningful.
+tangent coordinates, in which the affine-invariant metric at ``X = 0`` is the Frobenius norm. :class:`TangentView`
+offers the methods of a spectral matrix such that autodiff finds their exact first derivatives with respect to ``X`` at
+zero. The derivatives exist even where eigenvalues are equal and those of ``B`` and ``d`` do not. Second derivatives are
+not meaningful.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..core.matrices import SPD, Full, Kronecker
 from ..core.numerics import contract, diagonal, symmetrize, transpose
 
 
-class Local(SPD):
-    """``S`` as a function of its local coordinates, to be differentiated at zero.
+class TangentView(SPD):
+    """``S`` as a function of its tangent coordinates, to be differentiated at zero.
 
     Differentiable: ``matmul``, ``solve``, ``dense``, ``logdet``, ``trace``, ``sample``, ``log_prob``, and functions of
     ``spectrum`` that do not depend on the order of the eigenvalues. Not differentiable: ``rotate`` and ``unrotate``,
@@ -30,11 +30,11 @@ class Local(SPD):
     """
 
     def __init__(self, base: SPD, tangents: Sequence[Tensor], log_scale: Tensor | None = None) -> None:
-        """Tie a matrix to its local coordinates.
+        """Tie a matrix to its tangent coordinates.
 
         Args:
             base: the matrix itself.
-            tangents: local coordinates of each factor, all zero: symmetric ``X`` of shape ``(*batch, n, n)`` for a
+            tangents: tangent coordinates of each factor, all zero: symmetric ``X`` of shape ``(*batch, n, n)`` for a
                 full factor, logarithms of shape ``(*batch, n)`` for a diagonal one.
             log_scale: for a Kronecker product, the logarithm of a factor to its scale, zeros of shape ``(*batch,)``.
         """
@@ -63,10 +63,10 @@ class Local(SPD):
         """Return ``B x`` with a constant ``B``."""
         return self.base.unrotate(x)
 
-    def to(self, target: torch.dtype | torch.device | str) -> Local:
+    def to(self, target: torch.dtype | torch.device | str) -> TangentView:
         """Return a copy in another number format or on another device."""
         log_scale = None if self.log_scale is None else self.log_scale.to(target)
-        return Local(self.base.to(target), [tangent.to(target) for tangent in self.tangents], log_scale)
+        return TangentView(self.base.to(target), [tangent.to(target) for tangent in self.tangents], log_scale)
 
     def logdet(self) -> Tensor:
         """Return the logarithm of the determinant, shape ``(*batch,)``."""

@@ -174,7 +174,7 @@ def cholesky(meter: Meter, lr: float) -> None:
 
 def spectral(meter: Meter, lr: float, retraction: str) -> None:
     """Descend with our scheme and a fixed step size, the paper's beta."""
-    ours(meter, lr=2 * lr, retraction=retraction)
+    ours(meter, lr=lr, retraction=retraction)
 
 
 def geoopt(meter: Meter, lr: float, optimizer: str) -> None:

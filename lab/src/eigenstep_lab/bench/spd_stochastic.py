@@ -74,7 +74,7 @@ Scheme = Callable[..., None]
 
 def ours(watch: _Watch, start: Tensor, steps: int, lr: float, retraction: str, momentum: float = 0.0) -> None:
     """Descend with our solver."""
-    rate = 2 * lr * (1 - momentum)
+    rate = lr * (1 - momentum)
     minimize_spd(watch.loss, start, lr=rate, momentum=momentum, retraction=retraction, max_iter=steps, gtol=0.0)
 
 

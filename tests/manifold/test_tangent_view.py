@@ -1,4 +1,4 @@
-"""`Local` and `Point` against finite differences along geodesics of dense float64 matrices."""
+"""`TangentView` and `Point` against finite differences along geodesics of dense float64 matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from eigenstep import Full, Kronecker
 from eigenstep.core.matrices import SPD
 from eigenstep.manifold.point import Euclidean, Point
-from eigenstep.manifold.tangent_view import Local
+from eigenstep.manifold.tangent_view import TangentView
 
 from .problems import random_spd, structures, symmetric
 
@@ -43,13 +43,13 @@ def test_gradient_is_the_slope_along_steps(structure: str, name: str) -> None:
     if name == "spectrum" and structure == "full tied":
         function = FUNCTIONS["logdet"]
     leaves = point.leaves()
-    gradient = _flat(torch.autograd.grad(function(point.local(leaves)), leaves))
+    gradient = _flat(torch.autograd.grad(function(point.view(leaves)), leaves))
     step = _tangent(point, torch.randn_like(gradient))
 
     def value(size: float) -> Tensor:
         moved = point.move(size * step)
         with torch.no_grad():  # the sample needs the symmetric root, which a bare matrix does not use
-            return function(moved.local(moved.leaves()))
+            return function(moved.view(moved.leaves()))
 
     slope = (value(1e-5) - value(-1e-5)) / 2e-5
     assert_close(gradient.dot(step), slope, rtol=1e-6, atol=1e-6)
@@ -68,7 +68,7 @@ def _tangent(point: Point, vector: Tensor) -> Tensor:
 def test_values_are_those_of_the_matrix(structure: str) -> None:
     S = structures()[structure]
     point = Point.start(S)
-    local = point.local(point.leaves())
+    local = point.view(point.leaves())
     for power in (1.0, -1.0, 0.5, 2.0):
         assert_close(local.dense(power), S.dense(power))
         assert_close(local.matmul(_events(S), power), S.matmul(_events(S), power))
@@ -83,16 +83,16 @@ def test_log_prob_is_that_of_torch() -> None:
     covariance, x = random_spd(4), torch.randn(5, 4)
     point = Point.start(covariance)
     expected = torch.distributions.MultivariateNormal(torch.zeros(4), covariance).log_prob(x)
-    assert_close(point.local(point.leaves()).log_prob(x, power=1), expected)
+    assert_close(point.view(point.leaves()).log_prob(x, power=1), expected)
     inverse = Point.start(torch.linalg.inv(covariance))
-    assert_close(inverse.local(inverse.leaves()).log_prob(x), expected)
+    assert_close(inverse.view(inverse.leaves()).log_prob(x), expected)
 
 
 def test_samples_have_the_covariance_and_its_gradient() -> None:
     covariance = random_spd(3)
     point = Point.start(covariance)
     leaves = point.leaves()
-    local = point.local(leaves)
+    local = point.view(leaves)
     x = local.sample((200_000,), power=1)
     assert_close(torch.cov(x.detach().T), covariance, rtol=0.02, atol=0.05)
     # E ||x||^2 = tr S, whose gradient in local coordinates is diagonal: the eigenvalues.
@@ -105,7 +105,7 @@ def test_samples_have_the_covariance_and_its_gradient() -> None:
 def test_powers_are_accurate_at_extreme_conditions() -> None:
     S = Full(torch.eye(3), torch.tensor([1e-12, 1.0, 1e12]))
     X = torch.zeros(3, 3, requires_grad=True)
-    (gradient,) = torch.autograd.grad(Local(S, [X]).dense(-1)[0, 1], X)
+    (gradient,) = torch.autograd.grad(TangentView(S, [X]).dense(-1)[0, 1], X)
     # d(S^-1)_01 = -S^-1 dS S^-1 = -(d_0 d_1)^-1/2 X_01, shared by the two entries of a symmetric matrix
     assert_close(gradient[0, 1], torch.tensor(-0.5e6))
 
@@ -115,7 +115,7 @@ def test_coordinates_are_orthonormal_for_the_affine_invariant_metric(structure: 
     point = Point.start(structures()[structure])
     step = _tangent(point, torch.randn_like(_flat(point.leaves())))
     if isinstance(point.S, Kronecker):  # remove the traces, which a factor of determinant one has no use for
-        parts = [block.from_eigenbasis(block.local(part) * block.weight) for block, part in point._split(step)]
+        parts = [block.from_eigenbasis(block.tangent(part) * block.weight) for block, part in point._split(step)]
         step = _flat(parts)
     change = (point.move(1e-6 * step).S.dense() - point.move(-1e-6 * step).S.dense()) / 2e-6
     relative = torch.linalg.solve(point.S.dense(), change)

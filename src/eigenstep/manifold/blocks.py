@@ -1,0 +1,258 @@
+"""The spaces whose product a point lives in: full matrices, positive numbers and Euclidean tensors.
+
+Each block knows its own tangent vectors. Their coordinates are orthonormal, and they stay as they are when a vector is
+carried along to another point (:mod:`eigenstep.manifold.point`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..core.matrices import Diagonal, Full
+from ..core.numerics import diagonal, symmetrize, transpose
+from .retractions import Retraction, check_frame, check_range, decompose, geodesic, stretch
+
+
+class Block(Protocol):
+    """One of the spaces whose product a point lives in. Steps have the shape of :meth:`leaf`."""
+
+    def leaf(self) -> Tensor:
+        """Return what to differentiate with respect to: coordinates, all zero, or a Euclidean tensor itself."""
+
+    def tangent(self, leaf: Tensor) -> Tensor:
+        """Return the coordinates of a leaf in the eigenbasis, or a Euclidean tensor itself."""
+
+    def length(self, step: Tensor) -> Tensor:
+        """Return by how much a step changes the logarithms of eigenvalues at most."""
+
+    def move(self, step: Tensor) -> Block:
+        """Return the block after a step."""
+
+    def to_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return coordinates in the eigenbasis of the matrix."""
+
+    def from_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return coordinates as they are used elsewhere: the inverse of :meth:`to_eigenbasis`."""
+
+    def metrics(self, exponents: Tensor) -> Tensor:
+        """Return diagonal metrics in the eigenbasis, one for each of the exponents, shape ``(K, *leaf)``."""
+
+    def steepest_growth(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return slope and direction of the change of rank one along which an objective falls most steeply."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A full factor ``S = F F^T``, by a frame ``F`` that is carried along as the matrix moves.
+
+    Coordinates are with respect to the frame, ``F e^X F^T``: along a geodesic, ``F e^(X/2)``, they are those of
+    parallel transport. The spectral form ``F = B D^1/2 O^T`` is computed, by a singular value decomposition, when
+    somebody asks for it, which a function of dense matrices does not.
+
+    Attributes:
+        frame: ``F``, shape ``(*batch, n, n)``.
+        weight: length of a unit step: the other factors of a Kronecker product repeat it.
+        unit: whether the determinant stays one.
+        retraction: how the factor follows a step.
+        known: the spectral form, if it is known already.
+    """
+
+    frame: Tensor
+    weight: float
+    unit: bool
+    retraction: Retraction
+    known: tuple[Full, Tensor] | None = None
+
+    @classmethod
+    def of(cls, factor: Full, orientation: Tensor, weight: float, unit: bool, retraction: Retraction) -> Matrix:
+        """Return the block of a matrix in spectral form.
+
+        Args:
+            factor: ``B Diag(d) B^T``.
+            orientation: orthogonal ``O`` that takes coordinates ``X`` in the eigenbasis to ``O X O^T``, in the frame.
+            weight: see above.
+            unit: see above.
+            retraction: see above.
+        """
+        frame = factor.basis * factor.eigs.sqrt()[..., None, :] @ transpose(orientation)
+        return cls(frame, weight, unit, retraction, (factor, orientation))
+
+    @cached_property
+    def spectral(self) -> tuple[Full, Tensor]:
+        """The matrix and the orientation ``O``, by one singular value decomposition unless they are known."""
+        return self.known or decompose(self.frame)
+
+    @property
+    def factor(self) -> Full:
+        """The matrix ``B Diag(d) B^T``."""
+        return self.spectral[0]
+
+    @property
+    def orientation(self) -> Tensor:
+        """The orthogonal ``O`` from the eigenbasis to the frame."""
+        return self.spectral[1]
+
+    def leaf(self) -> Tensor:
+        """Return zeros."""
+        return torch.zeros_like(self.frame)
+
+    def in_frame(self, leaf: Tensor) -> Tensor:
+        """Return the symmetric ``X`` of a leaf with respect to the frame, without a trace if the determinant stays."""
+        tangent = symmetrize(leaf) / self.weight
+        if not self.unit:
+            return tangent
+        values = diagonal(tangent)
+        return tangent - torch.diag_embed(values.mean(-1, keepdim=True).expand_as(values))
+
+    def dense(self) -> Tensor:
+        """Return ``F F^T``."""
+        return self.frame @ transpose(self.frame)
+
+    def pull_back(self, gradient: Tensor) -> Tensor:
+        """Return the gradient with respect to a leaf, given that with respect to the dense matrix."""
+        return self.in_frame(transpose(self.frame) @ gradient @ self.frame)
+
+    def tangent(self, leaf: Tensor) -> Tensor:
+        """Return ``X`` with respect to the eigenbasis."""
+        return self.to_eigenbasis(self.in_frame(leaf))
+
+    def length(self, step: Tensor) -> Tensor:
+        """Return the spectral norm of ``X``."""
+        return torch.linalg.eigvalsh(step).abs().amax() / self.weight
+
+    def move(self, step: Tensor) -> Matrix:
+        """Follow the step and carry the frame along."""
+        if self.retraction is geodesic:
+            frame = check_frame(self.frame @ stretch(self.in_frame(step)))
+            if self.unit:
+                frame = frame * (-torch.linalg.slogdet(frame)[1] / frame.shape[-1]).exp()[..., None, None]
+            return replace(self, frame=frame, known=None)
+        factor, transport = self.retraction(self.factor, self.tangent(step))
+        factor = factor.with_unit_determinant() if self.unit else factor
+        return Matrix.of(factor, self.orientation @ transport, self.weight, self.unit, self.retraction)
+
+    def to_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return ``O^T X O``."""
+        return symmetrize(transpose(self.orientation) @ vector @ self.orientation)
+
+    def from_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return ``O X O^T``."""
+        return symmetrize(self.orientation @ vector @ transpose(self.orientation))
+
+    def metrics(self, exponents: Tensor) -> Tensor:
+        """Return ``(d_i d_j)^a (d_i / d_j)^c``, made symmetric."""
+        logs = _centered_logs(self.factor)[..., :, None]
+        a, c = exponents.reshape(-1, 2, *[1] * logs.ndim).unbind(1)
+        return symmetrize(((a + c) * logs + (a - c) * transpose(logs)).exp())
+
+    def steepest_growth(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``mean(d) v^T G v`` with ``v`` the lowest eigenvector of ``G``, and ``F^-1 v v^T F^-T``, normalized."""
+        roots = self.factor.eigs.rsqrt()
+        values, vectors = torch.linalg.eigh(
+            roots[..., :, None] * self.to_eigenbasis(gradient * self.weight) * roots[..., None, :]
+        )
+        slopes = values[..., 0] * self.factor.eigs.mean(-1)
+        worst = slopes == slopes.min()
+        w = torch.nn.functional.normalize(roots * vectors[..., 0] * worst[..., None], dim=-1)
+        return slopes.min(), self.from_eigenbasis(w[..., :, None] * w[..., None, :])
+
+
+@dataclass(frozen=True)
+class Positive:
+    """Positive numbers: a diagonal factor, or the scale of a Kronecker product.
+
+    Attributes:
+        factor: the diagonal matrix of the numbers.
+        weight: length of a unit step in their logarithms.
+        unit: whether the product of the numbers stays one.
+    """
+
+    factor: Diagonal
+    weight: float
+    unit: bool
+
+    def leaf(self) -> Tensor:
+        """Return zeros."""
+        return torch.zeros_like(self.factor.eigs)
+
+    def tangent(self, leaf: Tensor) -> Tensor:
+        """Return the change of the logarithms."""
+        logs = leaf / self.weight
+        return logs - logs.mean(-1, keepdim=True) if self.unit else logs
+
+    def length(self, step: Tensor) -> Tensor:
+        """Return the largest change of a logarithm."""
+        return step.abs().amax() / self.weight
+
+    def move(self, step: Tensor) -> Positive:
+        """Multiply by the exponentials of the step."""
+        factor = Diagonal(check_range(self.factor.eigs * self.tangent(step).exp()))
+        return replace(self, factor=factor.with_unit_determinant() if self.unit else factor)
+
+    def to_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return the vector: the axes are the eigenvectors."""
+        return vector
+
+    def from_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return the vector."""
+        return vector
+
+    def metrics(self, exponents: Tensor) -> Tensor:
+        """Return ``d_i^(2a)``, the diagonal of what a full factor would have."""
+        logs = _centered_logs(self.factor)
+        return (2 * exponents[:, 0].reshape(-1, *[1] * logs.ndim) * logs).exp()
+
+    def steepest_growth(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the lowest slope in units of the mean, and the axis that it belongs to."""
+        slopes = gradient * self.weight / self.factor.eigs * self.factor.eigs.mean(-1, keepdim=True)
+        return slopes.min(), (slopes == slopes.min()).to(slopes)
+
+
+@dataclass(frozen=True)
+class Euclidean:
+    """An ordinary tensor."""
+
+    tensor: Tensor
+
+    def leaf(self) -> Tensor:
+        """Return the tensor."""
+        return self.tensor.clone()
+
+    def tangent(self, leaf: Tensor) -> Tensor:
+        """Return the leaf."""
+        return leaf
+
+    def length(self, step: Tensor) -> Tensor:
+        """Return zero: there is no eigenvalue here."""
+        return step.new_zeros(())
+
+    def move(self, step: Tensor) -> Euclidean:
+        """Add the step."""
+        return Euclidean(self.tensor + step)
+
+    def to_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return the vector."""
+        return vector
+
+    def from_eigenbasis(self, vector: Tensor) -> Tensor:
+        """Return the vector."""
+        return vector
+
+    def metrics(self, exponents: Tensor) -> Tensor:
+        """Return ones."""
+        return self.tensor.new_ones(len(exponents), *self.tensor.shape)
+
+    def steepest_growth(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return zero: nothing can be singular here."""
+        return gradient.new_zeros(()), torch.zeros_like(gradient)
+
+
+def _centered_logs(factor: Full | Diagonal) -> Tensor:
+    """Return the logarithms of the eigenvalues, relative to their mean: metrics do not depend on units."""
+    logs = factor.eigs.log()
+    return logs - logs.mean(-1, keepdim=True)
