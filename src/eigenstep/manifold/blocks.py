@@ -151,7 +151,7 @@ class Matrix:
         return symmetrize(((a + c) * logs + (a - c) * transpose(logs)).exp())
 
     def steepest_growth(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``mean(d) v^T G v`` with ``v`` the lowest eigenvector of ``G``, and ``F^-1 v v^T F^-T``, normalized."""
+        """Return ``mean(d) v^T G v``, ``v`` the lowest eigenvector of ``G``, and ``F^-1 v v^T F^-T``, normalized."""
         roots = self.factor.eigs.rsqrt()
         values, vectors = torch.linalg.eigh(
             roots[..., :, None] * self.to_eigenbasis(gradient * self.weight) * roots[..., None, :]

@@ -47,9 +47,9 @@ class Gradient:
         return self._tried
 
     def learn(self, point: Point, step: Tensor, change: Tensor) -> None:
-        """Find out which part of the proposal was accepted."""
-        assert self._tried is not None
-        self._rate *= 2 * (step.norm() / self._tried.norm()).item()
+        """Find out which part of the proposal, if there was one, was accepted."""
+        if self._tried is not None:
+            self._rate *= 2 * (step.norm() / self._tried.norm()).item()
 
 
 class BarzilaiBorwein:
