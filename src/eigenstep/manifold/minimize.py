@@ -136,9 +136,7 @@ def minimize_spd(
 
     def result(ending: Ending) -> SPDResult:
         return SPDResult(
-            success=ending.success,
-            reason=ending.reason,
-            message=ending.message,
+            **vars(ending),
             nit=len(history) - 1,
             nfev=objective.nfev,
             ngrad=objective.ngrad,
