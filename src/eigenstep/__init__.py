@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .core.curvature import Dense, OuterProducts, project
-    from .core.matrices import Diagonal, Full, Identity, Kronecker
+    from .core.kronecker import Kronecker
+    from .core.matrices import Diagonal, Full, Identity
     from .core.step import update
     from .inference import fit_gaussian
     from .manifold import SPDParameter, minimize_spd
@@ -26,7 +27,7 @@ _HOME = {
     "Diagonal": "core.matrices",
     "Full": "core.matrices",
     "Identity": "core.matrices",
-    "Kronecker": "core.matrices",
+    "Kronecker": "core.kronecker",
     "update": "core.step",
     "Spectral": "optim",
     "minimize": "search",

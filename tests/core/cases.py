@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from eigenstep.core.curvature import Dense, OuterProducts
-from eigenstep.core.matrices import SPD, Diagonal, Full, Identity, Kronecker
+from eigenstep.core.kronecker import Kronecker
+from eigenstep.core.matrices import SPD, Diagonal, Full, Identity
 
 Batch = Sequence[int]
 
@@ -124,7 +125,7 @@ def at(S: SPD, index: tuple[int, ...]) -> SPD:
     if isinstance(S, Kronecker):
         return Kronecker(S.scale[index], tuple(at(factor, index) for factor in S.factors))  # type: ignore[misc]
     if isinstance(S, Full):
-        return Full(S.basis[index], S.eigs[index], None if S.memory is None else S.memory[index])
+        return Full(S.basis[index], S.eigs[index], None if S.residual is None else S.residual[index])
     assert isinstance(S, Diagonal)
     return type(S)(S.eigs[index])
 
@@ -134,7 +135,7 @@ def parts(S: SPD) -> list[Tensor]:
     if isinstance(S, Kronecker):
         return [S.scale, *(part for factor in S.factors for part in parts(factor))]
     if isinstance(S, Full):
-        return [S.basis, S.eigs, *([] if S.memory is None else [S.memory])]
+        return [S.basis, S.eigs, *([] if S.residual is None else [S.residual])]
     assert isinstance(S, Diagonal)
     return [S.eigs]
 

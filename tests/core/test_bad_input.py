@@ -11,8 +11,9 @@ import torch
 
 from eigenstep.core import sources
 from eigenstep.core.curvature import Dense, OuterProducts, project
+from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.maps import truncated_exp
-from eigenstep.core.matrices import Diagonal, Full, Identity, Kronecker
+from eigenstep.core.matrices import Diagonal, Full, Identity
 from eigenstep.core.step import update
 
 from .cases import random_full, random_kronecker, random_spd
@@ -51,13 +52,17 @@ MATRICES: dict[str, Case] = {
     "basis lacks the batch": (lambda: Full(eye(3), ones(2, 3)), ValueError, ["basis", "(2, 3, 3)", "(3, 3)"]),
     "basis of another format": (lambda: Full(eye(3).float(), ones(3)), TypeError, ["basis", "float64", "float32"]),
     "basis elsewhere": (lambda: Full(eye(3, device="meta"), ones(3)), ValueError, ["basis", "meta", "cpu"]),
-    "memory of another shape": (lambda: Full(eye(3), ones(3), eye(2)), ValueError, ["memory", "(3, 3)", "(2, 2)"]),
-    "memory of another format": (
+    "residual of another shape": (lambda: Full(eye(3), ones(3), eye(2)), ValueError, ["residual", "(3, 3)", "(2, 2)"]),
+    "residual of another format": (
         lambda: Full(eye(3), ones(3), eye(3).half()),
         TypeError,
-        ["memory", "float64", "float16"],
+        ["residual", "float64", "float16"],
     ),
-    "memory elsewhere": (lambda: Full(eye(2), ones(2), eye(2, device="meta")), ValueError, ["memory", "meta", "cpu"]),
+    "residual elsewhere": (
+        lambda: Full(eye(2), ones(2), eye(2, device="meta")),
+        ValueError,
+        ["residual", "meta", "cpu"],
+    ),
     "identity of size zero": (lambda: Full.identity(0), ValueError, ["size", "0"]),
     "identity of negative size": (lambda: Diagonal.identity(-2), ValueError, ["size", "-2"]),
     "identity of fractional size": (lambda: Full.identity(2.5), TypeError, ["size", "integer", "float"]),  # type: ignore[arg-type]
@@ -219,9 +224,14 @@ OPTIONS: dict[str, Case] = {
     "decay below zero": (lambda: step(decay=-0.5), ValueError, ["decay", "between 0.0 and 1.0", "-0.5"]),
     "negative damping": (lambda: step(damping=-1e-3), ValueError, ["damping", "at least 0", "-0.001"]),
     "infinite damping": (lambda: step(damping=INF), ValueError, ["damping", "finite", "inf"]),
-    "rotation by name": (lambda: step(rotation="bounded"), TypeError, ["rotation", "function", "str"]),
-    "map by name": (lambda: step(orthogonal="cayley"), TypeError, ["orthogonal", "function", "str"]),
-    "positive by name": (lambda: step(positive="exp"), TypeError, ["positive", "function", "str"]),
+    "unknown rotation": (
+        lambda: step(rotation="bound"),
+        ValueError,
+        ["rotation", "'moore_penrose'", "function", "'bound'"],
+    ),
+    "unknown map": (lambda: step(orthogonal="caley"), ValueError, ["orthogonal", "'truncated_cayley'", "'caley'"]),
+    "unknown positive map": (lambda: step(positive="log"), ValueError, ["positive", "'truncated_exp'", "'log'"]),
+    "rotation that is no function": (lambda: step(rotation=3), TypeError, ["rotation", "function", "int"]),
     "truncated with long steps": (
         lambda: step(positive=truncated_exp, lr=1.5),
         ValueError,
@@ -359,7 +369,7 @@ def test_promised_semidefinite_matrix_is_accepted() -> None:
 
 def test_nothing_is_changed_in_place() -> None:
     """Neither a good nor a refused update touches its arguments."""
-    S, g = random_kronecker([2, 3]).with_memory(), torch.randn(1, 2, 3)
+    S, g = random_kronecker([2, 3]).with_residual(), torch.randn(1, 2, 3)
     before = [S.scale.clone(), g.clone(), *(factor.eigs.clone() for factor in S.factors)]
     bases = [factor.basis.clone() for factor in S.factors if isinstance(factor, Full)]
     update(S, OuterProducts(g), lr=0.5)

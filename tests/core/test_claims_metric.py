@@ -16,8 +16,9 @@ from torch.testing import assert_close
 
 from eigenstep.core.curvature import Dense
 from eigenstep.core.generators import moore_penrose
+from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.maps import cayley, exp
-from eigenstep.core.matrices import Full, Kronecker
+from eigenstep.core.matrices import Full
 from eigenstep.core.step import update
 
 from .cases import (
@@ -95,7 +96,7 @@ def test_claim_3_local_coordinates_satisfy_the_constraints(n: int, size: float) 
     """``d exp(m)`` is positive and ``B Cayley(Skew(Tril(M)))`` orthogonal for any local coordinates."""
     S = random_full(n, (20,))
     m, M = size * torch.randn(20, n), size * torch.randn(20, n, n).tril(-1)
-    d, B = exp(S.eigs, S.eigs * m), S.basis @ cayley(M - M.mT)
+    d, B = exp(S.eigs, S.eigs + S.eigs * m), S.basis @ cayley(M - M.mT)
     assert (d > 0).all()
     assert_close(d, S.eigs * m.exp())
     assert defect(B) < 1e-10

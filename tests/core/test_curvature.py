@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eigenstep.core.curvature import Curvature, Dense, OuterProducts, project
-from eigenstep.core.matrices import SPD, Diagonal, Full, Identity, Kronecker
+from eigenstep.core.kronecker import Kronecker
+from eigenstep.core.matrices import SPD, Diagonal, Full, Identity
 
 from .cases import (
     BATCHES,

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from eigenstep.core.curvature import Curvature, Dense, OuterProducts, project
 from eigenstep.core.generators import Rotation, bounded, moore_penrose, normalized
+from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.maps import cayley, truncated_cayley, truncated_exp
-from eigenstep.core.matrices import SPD, Diagonal, Full, Identity, Kronecker
+from eigenstep.core.matrices import SPD, Diagonal, Full, Identity
 from eigenstep.core.step import update
 
 from .cases import defect, random_orthogonal
@@ -111,7 +112,7 @@ def check(S: SPD, orthogonality: float = 1e-10) -> None:
         assert (factor.eigs > 0).all()
         if isinstance(factor, Full):
             assert defect(factor.basis) <= orthogonality
-            assert factor.memory is None or torch.isfinite(factor.memory).all()
+            assert factor.residual is None or torch.isfinite(factor.residual).all()
         if isinstance(factor, Identity):
             assert (factor.eigs - 1).abs().max() <= 1e-12
         if isinstance(S, Kronecker):
@@ -160,7 +161,7 @@ def test_exact_maps_keep_the_constraints_for_any_curvature(
     S = build(structure, batch)
     check(S)
     if memory and isinstance(S, (Full, Kronecker)):
-        S = S.with_memory()
+        S = S.with_residual()
     for kind in kinds:
         curvature: Curvature = (OUTER | WEIGHTED)[kind](*batch, *S.sizes)
         if dense and isinstance(curvature, OuterProducts):

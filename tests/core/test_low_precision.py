@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.maps import orthogonality_defect, truncated_cayley, truncated_exp
-from eigenstep.core.matrices import Full, Kronecker
+from eigenstep.core.matrices import Full
 from eigenstep.core.sources import gradient_outer_product
 from eigenstep.core.step import update
 

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from eigenstep.core import sources
 from eigenstep.core.curvature import OuterProducts, project
 from eigenstep.core.generators import bounded
-from eigenstep.core.matrices import SPD, Kronecker
+from eigenstep.core.kronecker import Kronecker
+from eigenstep.core.matrices import SPD
 from eigenstep.core.step import update
 
 from .cases import (

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from eigenstep.core.matrices import SPD, Diagonal, Full, Identity, Kronecker, centered_exp
+from eigenstep.core.kronecker import Kronecker
+from eigenstep.core.matrices import SPD, Diagonal, Full, Identity, centered_exp
 
 from .cases import (
     BATCHES,
@@ -204,17 +205,17 @@ class TestStart:
 
     def test_memory(self) -> None:
         """The memory starts as ``Diag(d)``, follows conversions and is no part of the matrix."""
-        S = random_kronecker([3, 4], batch=(2,)).with_memory()
+        S = random_kronecker([3, 4], batch=(2,)).with_residual()
         for factor in S.factors:
             assert isinstance(factor, Full)
-            assert factor.memory is not None
-            assert_close(factor.memory, torch.diag_embed(factor.eigs))
-        low = random_full(3).with_memory().to(torch.bfloat16)
-        assert low.memory is not None
-        assert low.memory.dtype == torch.float32
-        scaled = Full(torch.eye(2), torch.tensor([2.0, 8.0])).with_memory().with_unit_determinant()
-        assert scaled.memory is not None
-        assert_close(scaled.memory, torch.diag(torch.tensor([0.5, 2.0])))
+            assert factor.residual is not None
+            assert_close(factor.residual, torch.diag_embed(factor.eigs))
+        low = random_full(3).with_residual().to(torch.bfloat16)
+        assert low.residual is not None
+        assert low.residual.dtype == torch.float32
+        scaled = Full(torch.eye(2), torch.tensor([2.0, 8.0])).with_residual().with_unit_determinant()
+        assert scaled.residual is not None
+        assert_close(scaled.residual, torch.diag(torch.tensor([0.5, 2.0])))
 
 
 class TestProjectionOntoKronecker:

@@ -12,8 +12,9 @@ from torch.testing import assert_close
 
 from eigenstep.core.curvature import Dense, OuterProducts
 from eigenstep.core.generators import Rotation, bounded, moore_penrose, normalized
+from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.maps import cayley, exp, truncated_cayley, truncated_exp
-from eigenstep.core.matrices import Diagonal, Full, Kronecker
+from eigenstep.core.matrices import Diagonal, Full
 from eigenstep.core.sources import gradient_outer_product, hessian
 from eigenstep.core.step import update
 

@@ -11,8 +11,9 @@ from torch.testing import assert_close
 
 from eigenstep.core.curvature import Dense, OuterProducts, project
 from eigenstep.core.generators import Rotation, bounded
+from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.maps import cayley, truncated_exp
-from eigenstep.core.matrices import Full, Kronecker
+from eigenstep.core.matrices import Full
 from eigenstep.core.step import update
 
 from .cases import random_full, random_kronecker, random_spd
@@ -25,7 +26,7 @@ class TestSweeps:
     def test_enough_of_them_diagonalize_the_average(self, rotation: Rotation) -> None:
         """With Rayleigh quotients the step is then the default one, ``S <- (1 - lr) S + lr H``, for any ``lr``."""
         S, H = random_full(6), random_spd(6)
-        new = update(S, Dense(H), lr=0.7, sweeps=200, rayleigh=True, positive=lambda d, h: d + h, rotation=rotation)
+        new = update(S, Dense(H), lr=0.7, sweeps=200, rayleigh=True, positive=lambda _, n: n, rotation=rotation)
         assert_close(new.dense(), 0.3 * S.dense() + 0.7 * H, rtol=1e-8, atol=1e-8)
 
     def test_each_goes_on_from_the_average_that_the_last_has_turned(self) -> None:
@@ -35,21 +36,21 @@ class TestSweeps:
         for _ in range(3):
             turn = cayley(bounded(S.eigs, average))
             average, basis = turn.T @ average @ turn, basis @ turn
-        new = update(S.with_memory(), curvature, lr=lr, sweeps=3)
+        new = update(S.with_residual(), curvature, lr=lr, sweeps=3)
         assert isinstance(new, Full)
-        assert new.memory is not None
+        assert new.residual is not None
         close(new.basis, basis)
-        close(new.memory, average)
+        close(new.residual, average)
         close(new.eigs, update(S, curvature, lr=lr).spectrum)
 
     def test_two_leave_less_to_turn_to_than_one(self) -> None:
-        S = random_kronecker([5, 4], batch=(3,)).with_memory()
+        S = random_kronecker([5, 4], batch=(3,)).with_residual()
         curvature = OuterProducts(torch.randn(2, 3, 5, 4))
         rest = []
         for sweeps in (1, 2):
             new = update(S, curvature, lr=0.5, sweeps=sweeps)
             assert isinstance(new, Kronecker)
-            memories = [f.memory for f in new.factors if isinstance(f, Full) and f.memory is not None]
+            memories = [f.residual for f in new.factors if isinstance(f, Full) and f.residual is not None]
             rest.append(
                 torch.stack(
                     [
@@ -85,12 +86,12 @@ class TestEigenvaluesAlone:
             assert torch.equal(before.basis, after.basis)
 
     def test_the_memory_waits_as_well(self) -> None:
-        S = random_full(4).with_memory()
+        S = random_full(4).with_residual()
         new = update(S, OuterProducts(torch.randn(1, 4)), lr=0.2, basis_lr=0.0)
         assert isinstance(new, Full)
-        assert S.memory is not None
-        assert new.memory is not None
-        assert torch.equal(new.memory, S.memory)
+        assert S.residual is not None
+        assert new.residual is not None
+        assert torch.equal(new.residual, S.residual)
 
 
 class TestDampingOfEachMatrix:

@@ -20,7 +20,7 @@ def test_exact_average(lr: float, decay: float, condition: float) -> None:
     new = average(Full.from_dense(S), Dense(H), lr=lr, decay=decay, damping=0.3)
     want = (1 - lr * decay) * S + lr * (H + 0.3 * torch.eye(8))
     torch.testing.assert_close(new.dense(), want, rtol=1e-12, atol=1e-12 * condition)
-    assert new.memory is None
+    assert new.residual is None
 
 
 def test_exact_average_of_a_diagonal_and_of_outer_products() -> None:

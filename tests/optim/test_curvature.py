@@ -131,7 +131,7 @@ class TestOracle:
                 damping=1e-3,
                 rotation=bounded,
                 orthogonal=cayley,
-                positive=lambda d, h: torch.where(h > d, math.e * h, d * (h / d).exp()),
+                positive=lambda d, n: torch.where(n > 2 * d, math.e * (n - d), d * (n / d - 1).exp()),
             )
         expected = S.dense()
         assert (read_matrix(optimizer.state[w]).dense() - expected).abs().amax() <= 1e-9 * expected.abs().amax()

@@ -157,9 +157,10 @@ def read_matrix(state: dict[str, Tensor]) -> Kronecker:
     return Kronecker(state["scale"][0].square(), tuple(factors))
 
 
-def limited_exp(eigs: Tensor, tangent: Tensor) -> Tensor:
+def limited_exp(eigs: Tensor, target: Tensor) -> Tensor:
     """The exponential map up to a factor e, and from there on its tangent."""
-    return torch.where(tangent > eigs, math.e * tangent, exp(eigs, tangent))
+    tangent = target - eigs
+    return torch.where(tangent > eigs, math.e * tangent, exp(eigs, target))
 
 
 LAYOUT: dict[str, Any] = {"structure": "kronecker", "max_dim": 99, "max_ratio": None, "long_sides": "blocks"}
@@ -229,7 +230,7 @@ class TestCore:
         kinds = ["full" if full else "diagonal" for full in layout.full]
         S = Kronecker.identity(events.shape[1:], kinds=kinds, dtype=torch.float64)
         S = Kronecker(events[0].square().mean(), S.factors)
-        S = S.with_memory() if residual else S
+        S = S.with_residual() if residual else S
         for event in events:
             S = update(
                 S,

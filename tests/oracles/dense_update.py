@@ -48,7 +48,7 @@ def read(S: Full | Diagonal | Kronecker) -> Matrix:
 
     def piece(factor: Full | Diagonal) -> Piece:
         if isinstance(factor, Full):
-            return Piece(array(factor.eigs), array(factor.basis), array(factor.memory))
+            return Piece(array(factor.eigs), array(factor.basis), array(factor.residual))
         return Piece(array(factor.eigs), tied=isinstance(factor, Identity))
 
     if isinstance(S, Kronecker):

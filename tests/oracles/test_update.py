@@ -94,7 +94,7 @@ def assert_same(
     memory: bool = False,
     **options: Any,
 ) -> None:
-    S = matrix(structure).with_memory() if memory else matrix(structure)
+    S = matrix(structure).with_residual() if memory else matrix(structure)
     expected = read(S)
     ours, theirs = zip(ROTATIONS[rotation], ORTHOGONAL[orthogonal], POSITIVE[positive], strict=True)
     for seed in range(STEPS):

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from eigenstep.core.matrices import Full, Kronecker
+from eigenstep.core.kronecker import Kronecker
+from eigenstep.core.matrices import Full
 from eigenstep_lab import cli
 from eigenstep_lab.bench import curvature, prediction
 from eigenstep_lab.bench.prediction import Layers, Setting

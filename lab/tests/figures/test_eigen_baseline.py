@@ -11,8 +11,9 @@ from torch.testing import assert_close
 
 from core.cases import random_diagonal, random_full, random_kronecker, random_symmetric
 from eigenstep.core.curvature import Dense, OuterProducts, project, project_identity
+from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.maps import orthogonality_defect, truncated_exp
-from eigenstep.core.matrices import Diagonal, Full, Kronecker
+from eigenstep.core.matrices import Diagonal, Full
 from eigenstep.core.numerics import diagonal
 from eigenstep.core.step import update
 from eigenstep_lab.baselines import eigen

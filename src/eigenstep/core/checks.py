@@ -15,6 +15,41 @@ from .arguments import describe as describe
 from .numerics import HALF, transpose
 
 
+def check_rates(lr: float, basis_lr: float, decay: float) -> None:
+    """Raise unless these can be the rates of an update."""
+    check_number(lr, "lr", 0.0)
+    check_number(basis_lr, "basis_lr", 0.0)
+    check_number(decay, "decay", 0.0, 1.0)
+
+
+def check_linear(semidefinite: bool, lr: float, basis_lr: float, decay: float, rayleigh: bool) -> None:
+    """Raise if eigenvalues that follow the linear update could turn negative."""
+    if not semidefinite:
+        raise ValueError(
+            "positive=truncated_exp needs curvature without negative eigenvalues, or the eigenvalues of S could turn "
+            "negative; use positive=exp, or pass semidefinite=True to Dense if the matrix is known to have none"
+        )
+    if lr * decay > 1:
+        raise ValueError(f"positive=truncated_exp needs lr * decay <= 1, got lr={lr} and decay={decay}")
+    if rayleigh and basis_lr not in (0, lr):
+        raise ValueError(
+            f"positive=truncated_exp with rayleigh=True needs basis_lr equal to lr or 0, or the eigenvalues of S could "
+            f"turn negative; got basis_lr={basis_lr} and lr={lr}"
+        )
+
+
+def check_damping(damping: float | Tensor, scale: Tensor) -> None:
+    """Raise unless damping is a number or a tensor of one number for each matrix, none of them negative."""
+    if not isinstance(damping, Tensor):
+        return check_number(damping, "damping", 0.0)
+    check_finite(damping, "damping")
+    check_beside(damping, "damping", scale, "S")
+    if damping.shape != scale.shape:
+        raise ValueError(f"damping must be a number or have shape {tuple(scale.shape)}, got {tuple(damping.shape)}")
+    if (damping < 0).any():
+        raise ValueError(f"damping must be at least 0.0, got {damping.min():.3g}")
+
+
 def check_real(tensor: Tensor, name: str) -> None:
     """Raise unless ``tensor`` is a real floating-point tensor."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():

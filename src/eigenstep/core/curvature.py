@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from .checks import check_device, check_finite, check_number, check_symmetric
-from .matrices import SPD, Diagonal, Factor, Full, Identity, Kronecker
+from .kronecker import Kronecker
+from .matrices import SPD, Diagonal, Factor, Full, Identity
 from .numerics import diagonal, saturate
 
 

@@ -8,7 +8,8 @@ eigenvalues are distinct; they differ in what happens where eigenvalues are clos
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -90,3 +91,12 @@ def _tie_breaker(like: Tensor) -> Tensor:
     n = like.shape[-1]
     upper = torch.full((n, n), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device).triu_(1)
     return upper - upper.T
+
+
+ROTATIONS: Mapping[str, Rotation] = {
+    "bounded": bounded,
+    "pairwise": partial(bounded, pairwise=True),
+    "normalized": normalized,
+    "moore_penrose": moore_penrose,
+}
+"""Rotations by name."""

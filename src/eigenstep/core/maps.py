@@ -7,10 +7,18 @@ truncated ones need matrix products only, so they run in low precision and on ev
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor
 
 from .numerics import HALF, accumulation_dtype, diagonal, largest, matmul, transpose
+
+Orthogonal = Callable[[Tensor], Tensor]
+"""``orthogonal(N) -> Q``: skew-symmetric generators to orthogonal matrices, shape ``(*batch, n, n)``."""
+Positive = Callable[[Tensor, Tensor], Tensor]
+"""``positive(d, n) -> d``: old eigenvalues and the linear update's to new ones, shape ``(*batch, n)``."""
 
 
 def _plus_identity(matrix: Tensor) -> Tensor:
@@ -72,30 +80,60 @@ def shrink_factor(square: Tensor, cap: float) -> Tensor:
     return (cap / norm.clamp_min(cap))[..., None, None]
 
 
-def exp(eigs: Tensor, tangent: Tensor) -> Tensor:
-    """Move eigenvalues ``d`` along any tangent vector ``h`` by the factor ``e^(h/d)``, so that they stay positive.
+def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
+    """Return the Cayley map to second order, ``I + 2 N + 2 N^2``: one product.
+
+    It misses orthogonality by ``4 ||N||^4``, which a Newton-Schulz step on the turned basis makes good.
+
+    Args:
+        generator: skew-symmetric ``N``, shape ``(*batch, n, n)``.
+        cap: shorten generators so that ``||N^2||_F^(1/2)``, a bound on the spectral norm, is at most this.
+    """
+    square = matmul(generator, generator)
+    shrink = shrink_factor(square, cap).to(generator.dtype)
+    result = 2 * (generator * shrink + square * shrink.square())
+    diagonal(result).add_(1)
+    return result
+
+
+def exp(eigs: Tensor, target: Tensor) -> Tensor:
+    """Move eigenvalues from ``d`` towards ``n`` by the factor ``e^((n - d)/d)``, so that they stay positive.
 
     Results that the number format cannot hold are cut at its limits, so that one huge curvature matrix leaves
     finite, positive eigenvalues behind, with which one can still calculate.
 
     Args:
         eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
-        tangent: change of the eigenvalues ``h``, shape ``(*batch, n)``.
+        target: ``n``, where the linear update would put them, of either sign, same shape.
     """
-    return (eigs * (tangent / eigs).exp()).clamp(torch.finfo(eigs.dtype).tiny, largest(eigs.dtype))
+    return (eigs * ((target - eigs) / eigs).exp()).clamp(torch.finfo(eigs.dtype).tiny, largest(eigs.dtype))
 
 
-def truncated_exp(eigs: Tensor, tangent: Tensor) -> Tensor:
-    """Return ``d + h``, the first-order truncation of :func:`exp`, for ``h >= -d``.
+def truncated_exp(eigs: Tensor, target: Tensor) -> Tensor:
+    """Return ``n``, the first-order truncation of :func:`exp`, for ``n >= 0``.
 
-    Sums that vanish against the rounding of ``d`` are set to ``eps d``, so that eigenvalues stay positive.
+    What vanishes against ``d`` is set to ``eps^2 d``, so that eigenvalues stay positive and can be inverted.
 
     Args:
         eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
-        tangent: change of the eigenvalues ``h``, shape ``(*batch, n)``.
+        target: ``n``, where the linear update would put them, same shape.
     """
     limits = torch.finfo(eigs.dtype)
-    return torch.maximum(eigs + tangent, limits.eps * eigs).clamp(limits.tiny, largest(eigs.dtype))
+    return torch.maximum(target, limits.eps**2 * eigs).clamp(limits.tiny, largest(eigs.dtype))
+
+
+def tempered_exp(eigs: Tensor, target: Tensor) -> Tensor:
+    """Return :func:`exp` up to the factor ``e``, and its tangent beyond.
+
+    Gradients of networks have outliers of a thousand times ``d``: ``e^1000`` would never be forgotten.
+
+    Args:
+        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
+        target: ``n``, where the linear update would put them, same shape.
+    """
+    change = target - eigs
+    moved = torch.where(change > eigs, math.e * change, exp(eigs, torch.minimum(target, 2 * eigs)))
+    return moved.clamp(torch.finfo(eigs.dtype).tiny, largest(eigs.dtype))
 
 
 def reorthonormalize(basis: Tensor) -> Tensor:
@@ -115,3 +153,13 @@ def orthogonality_defect(basis: Tensor) -> Tensor:
     b = basis.to(accumulation_dtype(basis.dtype))
     gram = transpose(b) @ b
     return torch.linalg.matrix_norm(_plus_identity(-gram)) / max(basis.shape[-1], 1) ** 0.5
+
+
+ORTHOGONAL: Mapping[str, Orthogonal] = {
+    "cayley": cayley,
+    "truncated_cayley": truncated_cayley,
+    "quadratic": quadratic,
+}
+"""Maps to orthogonal matrices by name."""
+POSITIVE: Mapping[str, Positive] = {"exp": exp, "truncated_exp": truncated_exp, "tempered_exp": tempered_exp}
+"""Maps to positive eigenvalues by name."""

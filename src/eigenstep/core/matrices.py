@@ -24,12 +24,10 @@ from .checks import (
     check_positive,
     check_real,
     check_size,
-    check_sizes,
     check_symmetric,
     check_wide,
 )
-from .numerics import HALF, contract, diagonal, saturate, transpose
-from .projection import nearest_kronecker
+from .numerics import HALF, centered_exp, contract, diagonal, saturate, transpose
 
 Self = TypeVar("Self", bound="SPD")
 DiagonalLike = TypeVar("DiagonalLike", bound="Diagonal")
@@ -165,20 +163,20 @@ class Full(Factor):
     Attributes:
         basis: orthogonal ``B`` with eigenvectors as columns, shape ``(*batch, n, n)``.
         eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
-        memory: running average of the curvature in the eigenbasis, shape ``(*batch, n, n)``, if learning is to keep
+        residual: running average of the curvature in the eigenbasis, shape ``(*batch, n, n)``, if learning is to keep
             one: its off-diagonal part is what the basis has still to turn to. Not a part of ``S`` itself.
     """
 
     basis: Tensor
     eigs: Tensor
-    memory: Tensor | None = None
+    residual: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Check that basis, eigenvalues and memory fit together."""
+        """Check that basis, eigenvalues and residual fit together."""
         check_eigs(self.eigs)
         self._check_square(self.basis, "basis", also=HALF)
-        if self.memory is not None:
-            self._check_square(self.memory, "memory")
+        if self.residual is not None:
+            self._check_square(self.residual, "residual")
 
     def _check_square(self, matrix: Tensor, name: str, also: Sequence[torch.dtype] = ()) -> None:
         check_beside(matrix, name, self.eigs, "eigs", also)
@@ -201,15 +199,15 @@ class Full(Factor):
         check_positive(eigs, "matrix")
         return cls(basis, eigs)
 
-    def with_memory(self) -> Full:
-        """Return the same matrix, with a memory for :func:`~eigenstep.update` to keep from now on."""
-        return replace(self, memory=torch.diag_embed(self.eigs))
+    def with_residual(self) -> Full:
+        """Return the same matrix, with a residual for :func:`~eigenstep.update` to keep from now on."""
+        return replace(self, residual=torch.diag_embed(self.eigs))
 
     def with_unit_determinant(self) -> Full:
-        """Return the matrix, and its memory, divided by the geometric mean of the eigenvalues."""
+        """Return the matrix, and its residual, divided by the geometric mean of the eigenvalues."""
         logs = self.eigs.log()
-        memory = None if self.memory is None else saturate(self.memory * (-logs.mean(-1)).exp()[..., None, None])
-        return Full(self.basis, centered_exp(logs), memory)
+        residual = None if self.residual is None else saturate(self.residual * (-logs.mean(-1)).exp()[..., None, None])
+        return Full(self.basis, centered_exp(logs), residual)
 
     def rotate(self, x: Tensor) -> Tensor:
         """Return ``B^T x``."""
@@ -221,8 +219,8 @@ class Full(Factor):
 
     def to(self, target: torch.dtype | torch.device | str) -> Full:
         """Return a copy in another number format or on another device; half precision is for the basis only."""
-        memory = None if self.memory is None else _eigs_to(self.memory, target)
-        return Full(self.basis.to(target), _eigs_to(self.eigs, target), memory)
+        residual = None if self.residual is None else eigs_to(self.residual, target)
+        return Full(self.basis.to(target), eigs_to(self.eigs, target), residual)
 
 
 @dataclass(frozen=True)
@@ -267,7 +265,7 @@ class Diagonal(Factor):
 
     def to(self: DiagonalLike, target: torch.dtype | torch.device | str) -> DiagonalLike:
         """Return a copy in another number format or on another device."""
-        return replace(self, eigs=_eigs_to(self.eigs, target))
+        return replace(self, eigs=eigs_to(self.eigs, target))
 
 
 class Identity(Diagonal):
@@ -278,140 +276,6 @@ KINDS: dict[str, type[Full] | type[Diagonal]] = {"full": Full, "diagonal": Diago
 """Names of the kinds of factors that a :class:`Kronecker` can have."""
 
 
-@dataclass(frozen=True)
-class Kronecker(SPD):
-    """``S = alpha S1 x ... x SL`` with ``det Sl = 1``, which makes the factorization unique.
-
-    Attributes:
-        scale: ``alpha > 0``, shape ``(*batch,)``.
-        factors: ``Full``, ``Diagonal`` or ``Identity`` matrices with the same batch dimensions.
-    """
-
-    scale: Tensor
-    factors: tuple[Full | Diagonal, ...]
-
-    def __post_init__(self) -> None:
-        """Check that scale and factors fit together."""
-        check_wide(self.scale, "scale")
-        if not self.factors:
-            raise ValueError("factors must hold at least one factor, got none")
-        for index, factor in enumerate(self.factors):
-            if not isinstance(factor, (Full, Diagonal)):
-                raise TypeError(f"factors[{index}] must be Full, Diagonal or Identity, got {type(factor).__name__}")
-            check_beside(factor.eigs, f"factors[{index}]", self.scale, "scale")
-            if factor.batch_shape != self.scale.shape:
-                raise ValueError(
-                    f"factors[{index}] has batch shape {tuple(factor.batch_shape)}, but scale has shape "
-                    f"{tuple(self.scale.shape)}"
-                )
-
-    @classmethod
-    def identity(
-        cls,
-        sizes: Sequence[int],
-        batch: Sequence[int] = (),
-        dtype: Dtype = None,
-        device: Device = None,
-        kinds: Sequence[str] | None = None,
-    ) -> Kronecker:
-        """Return the identity matrix.
-
-        Args:
-            sizes: size of each factor.
-            batch: leading dimensions.
-            dtype: number format; torch's default if left out.
-            device: where to put the tensors.
-            kinds: "full", "diagonal" or "identity" for each factor; all full if left out.
-        """
-        kinds = ["full"] * len(sizes) if kinds is None else kinds
-        check_sizes(sizes, kinds)
-        factors = (KINDS[kind].identity(n, batch, dtype, device) for kind, n in zip(kinds, sizes, strict=True))
-        return cls(torch.ones(tuple(batch), dtype=dtype, device=device), tuple(factors))
-
-    @classmethod
-    def from_dense(cls, matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str] | None = None) -> Kronecker:
-        """Return the Kronecker product nearest to ``matrix`` in the Frobenius norm (Van Loan's projection).
-
-        Args:
-            matrix: symmetric positive definite, shape ``(*batch, N, N)`` with ``N`` the product of ``sizes``.
-            sizes: size of each factor.
-            kinds: "full", "diagonal" or "identity" for each factor; all full if left out.
-        """
-        check_symmetric(matrix, "matrix")
-        check_wide(matrix, "matrix")
-        kinds = ["full"] * len(sizes) if kinds is None else kinds
-        check_sizes(sizes, kinds)
-        if matrix.shape[-1] != math.prod(sizes):
-            raise ValueError(
-                f"sizes {tuple(sizes)} multiply to {math.prod(sizes)}, but matrix is {tuple(matrix.shape)}"
-            )
-        nearest = nearest_kronecker(matrix, sizes, kinds)
-        factors = (KINDS[kind].from_dense(factor) for kind, factor in zip(kinds, nearest, strict=True))
-        return cls(torch.ones_like(matrix[..., 0, 0]), tuple(factors)).normalized()
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Shape ``(n1, ..., nL)`` of a tensor that the matrix acts on."""
-        return tuple(factor.eigs.shape[-1] for factor in self.factors)
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """Leading dimensions."""
-        return self.scale.shape
-
-    @property
-    def spectrum(self) -> Tensor:
-        """Eigenvalues ``alpha d1 x ... x dL``, shape ``(*batch, n1, ..., nL)``."""
-        spectrum = self.scale
-        for factor in self.factors:
-            spread = (*self.batch_shape, *[1] * (spectrum.ndim - self.scale.ndim), -1)
-            spectrum = spectrum[..., None] * factor.eigs.reshape(spread)
-        return spectrum
-
-    def rotate(self, x: Tensor) -> Tensor:
-        """Return ``(B1 x ... x BL)^T x``."""
-        for axis, factor in enumerate(self.factors, start=-len(self.factors)):
-            if isinstance(factor, Full):
-                x = contract(x, factor.basis, axis, len(self.factors))
-        return x
-
-    def unrotate(self, x: Tensor) -> Tensor:
-        """Return ``(B1 x ... x BL) x``."""
-        for axis, factor in enumerate(self.factors, start=-len(self.factors)):
-            if isinstance(factor, Full):
-                x = contract(x, transpose(factor.basis), axis, len(self.factors))
-        return x
-
-    def logdet(self) -> Tensor:
-        """Return the logarithm of the determinant."""
-        size = math.prod(self.sizes)
-        return size * (self.scale.log() + sum(f.eigs.log().mean(-1) for f in self.factors))
-
-    def normalized(self) -> Kronecker:
-        """Return the same matrix with the determinants of the factors moved into the scale."""
-        log_scale = self.scale.log() + sum(factor.eigs.log().mean(-1) for factor in self.factors)
-        return Kronecker(log_scale.exp(), tuple(factor.with_unit_determinant() for factor in self.factors))
-
-    def with_memory(self) -> Kronecker:
-        """Return the same matrix, with a memory in each full factor."""
-        factors = (factor.with_memory() if isinstance(factor, Full) else factor for factor in self.factors)
-        return Kronecker(self.scale, tuple(factors))
-
-    def to(self, target: torch.dtype | torch.device | str) -> Kronecker:
-        """Return a copy in another number format or on another device; half precision is for the bases only."""
-        return Kronecker(_eigs_to(self.scale, target), tuple(factor.to(target) for factor in self.factors))
-
-
-def centered_exp(logs: Tensor) -> Tensor:
-    """Return ``exp(logs - mean(logs))``, positive vectors with product one.
-
-    Vectors that spread beyond the square root of the number format's range are shortened to it, which keeps
-    their product at one and leaves room for products and inverses of eigenvalues.
-    """
-    centered = logs - logs.mean(-1, keepdim=True)
-    bound = 0.5 * math.log(torch.finfo(logs.dtype).max)
-    return (centered * (bound / centered.abs().amax(-1, keepdim=True).clamp_min(bound))).exp()
-
-
-def _eigs_to(eigs: Tensor, target: torch.dtype | torch.device | str) -> Tensor:
+def eigs_to(eigs: Tensor, target: torch.dtype | torch.device | str) -> Tensor:
+    """Return eigenvalues in another number format or on another device; of half precision float32 is made."""
     return eigs.to(torch.float32 if target in HALF else target)

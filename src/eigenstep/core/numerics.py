@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -61,9 +63,20 @@ def transpose(matrix: Tensor) -> Tensor:
 
 def symmetrize(matrix: Tensor) -> Tensor:
     """Return ``(M + M^T) / 2``, which rounding leaves exactly symmetric."""
-    return (matrix + transpose(matrix)) / 2
+    return (matrix + transpose(matrix)).mul_(0.5)
 
 
 def diagonal(matrix: Tensor) -> Tensor:
     """Return ``diag(M)``, the diagonal of the last two axes."""
     return matrix.diagonal(dim1=-2, dim2=-1)
+
+
+def centered_exp(logs: Tensor) -> Tensor:
+    """Return ``exp(logs - mean(logs))``, positive vectors with product one.
+
+    Vectors that spread beyond the square root of the number format's range are shortened to it, which keeps
+    their product at one and leaves room for products and inverses of eigenvalues.
+    """
+    centered = logs - logs.mean(-1, keepdim=True)
+    bound = 0.5 * math.log(torch.finfo(logs.dtype).max)
+    return (centered * (bound / centered.abs().amax(-1, keepdim=True).clamp_min(bound))).exp()

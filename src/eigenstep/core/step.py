@@ -1,33 +1,133 @@
 """The one step of learning that everything else is built on.
 
-For each factor, with curvature ``W`` in its eigenbasis, damping ``lam`` and memory ``M``, which is ``Diag(d)`` unless
-the factor keeps one (:meth:`eigenstep.core.matrices.Full.with_memory`)::
+It is written in eigen-coordinates. For one factor with eigenvalues ``d``, curvature ``W = B^T H B``, damping ``lam``
+and the average ``M`` of the curvature so far, which is ``Diag(d)`` unless the factor keeps a residual::
 
-    A = (1 - gamma beta) M + beta (W + lam I)       average of old and new
-    N = rotation(d, A)                              skew-symmetric generator
-    B <- B orthogonal(N)                            Cayley map, exact or truncated
-    d <- positive(d, change of the eigenvalues)     exponential map, exact or truncated
+    n = (1 - gamma beta) d + beta (diag W + lam)        where the linear update would put the eigenvalues
+    A = (1 - gamma beta) M + beta (W + lam I)           average of old and new
+    N = rotation(d, A)                                  skew-symmetric generator
+    Q = orthogonal(N)                                   Cayley map, exact or truncated
+    d <- positive(d, n)                                 exponential map, exact or truncated
 
-and for Kronecker products the factors are scaled back to determinant one, the scale going to ``alpha``.
+:func:`learn` is this step. The caller multiplies ``Q`` into the basis and into whatever else lives in its coordinates.
+:func:`update` projects curvature to ``W``, learns each factor, and scales Kronecker factors back to determinant one,
+the scale going to ``alpha``. The optimizer's kernel projects its stacks of gradients and calls the same functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar, cast
+from functools import partial
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from .checks import check_beside, check_finite, check_function, check_number, check_size
+from .checks import check_damping, check_linear, check_rates, check_size, choose
 from .curvature import Curvature, factors_of, project, project_identity, scale_of
-from .generators import Rotation, bounded
-from .maps import cayley, exp, reorthonormalize, truncated_exp
-from .matrices import SPD, Diagonal, Full, Kronecker
-from .numerics import accumulation_dtype, diagonal, largest, saturate, symmetrize, transpose
+from .generators import ROTATIONS, Rotation, bounded
+from .kronecker import Kronecker
+from .maps import ORTHOGONAL, POSITIVE, Orthogonal, Positive, cayley, exp, reorthonormalize, truncated_exp
+from .matrices import SPD, Diagonal, Full
+from .numerics import accumulation_dtype, centered_exp, diagonal, largest, matmul, saturate, symmetrize, transpose
 
 Structure = TypeVar("Structure", bound=SPD)
+Rate = float | Tensor
+"""A number, or a tensor that broadcasts against the eigenvalues: one rate for each matrix of a batch."""
+
+
+class Learned(NamedTuple):
+    """What one step changed in one factor.
+
+    Attributes:
+        eigs: the new eigenvalues, shape ``(*batch, n)``.
+        turn: orthogonal ``Q`` by which the basis turns, ``B <- B Q``; ``None`` where only eigenvalues were learned.
+        residual: the average ``A`` in the turned basis, shape ``(*batch, n, n)``, if the factor keeps one.
+        speed: norm of the last generator ``N``, shape ``(*batch,)``: how fast the basis turns.
+    """
+
+    eigs: Tensor
+    turn: Tensor | None = None
+    residual: Tensor | None = None
+    speed: Tensor | None = None
+
+
+def blend(past: Tensor, newest: Rate, rate: Rate, decay: float) -> Tensor:
+    """Return ``(1 - gamma beta) past + beta newest``, the linear update that all learning follows to first order."""
+    return (1 - decay * rate) * past + rate * newest
+
+
+def learn(
+    eigs: Tensor,
+    W: Tensor,
+    *,
+    rate: Rate,
+    basis_rate: Rate | None = None,
+    decay: float = 1.0,
+    damping: Rate = 0.0,
+    residual: Tensor | None = None,
+    rotation: Rotation = bounded,
+    orthogonal: Orthogonal = cayley,
+    positive: Positive = exp,
+    rayleigh: bool = False,
+    sweeps: int = 1,
+) -> Learned:
+    """Take one step in eigen-coordinates.
+
+    Args:
+        eigs: ``d``, shape ``(*batch, n)``.
+        W: curvature in the eigenbasis, shape ``(*batch, n, n)``; or its diagonal, ``(*batch, n)``, if the basis is not
+            to turn.
+        rate: the paper's beta-2.
+        basis_rate: rate of the average that the basis turns towards; ``rate`` if left out.
+        decay: the paper's gamma.
+        damping: the paper's ``Lambda / (alpha k)``, added to the eigenvalues of ``W``.
+        residual: ``M``, if the factor keeps one; then the new one is returned.
+        rotation: see :mod:`eigenstep.core.generators`.
+        orthogonal: map from generators to orthogonal matrices.
+        positive: map that moves ``d`` towards where the linear update would put it, and keeps it positive.
+        rayleigh: read the eigenvalues off in the turned basis (Rayleigh quotients).
+        sweeps: how many times to turn towards the same average.
+    """
+    if W.ndim == eigs.ndim:
+        return Learned(positive(eigs, blend(eigs, W + damping, rate, decay)), residual=residual)
+    target = blend(eigs, diagonal(W) + damping, rate, decay)
+    basis_rate = rate if basis_rate is None else basis_rate
+    pull = basis_rate[..., None] if isinstance(basis_rate, Tensor) else basis_rate  # one for each matrix
+    average = pull * W
+    if residual is None:  # the past is diagonal, as damping is
+        diagonal(average).add_(blend(eigs, damping, basis_rate, decay))
+    else:
+        average.add_((1 - decay * pull) * residual)
+        diagonal(average).add_(basis_rate * damping)
+    # Exactly symmetric, or where eigenvalues are equal the rounding of W would make generators that are not skew.
+    turned = average = symmetrize(average)
+    turn = None
+    for left in reversed(range(sweeps)):
+        generator = rotation(eigs, turned)
+        q, speed = orthogonal(generator), torch.linalg.matrix_norm(generator)
+        del generator  # as large as a basis
+        turn = q if turn is None else matmul(turn, q)
+        if left or rayleigh or residual is not None:
+            turned = symmetrize(matmul(matmul(transpose(q), turned), q))
+    if rayleigh:
+        target = target + diagonal(turned) - diagonal(average)
+    return Learned(positive(eigs, target), turn, None if residual is None else turned, speed)
+
+
+def normalize(factors: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """Scale vectors of eigenvalues to the product one.
+
+    Args:
+        factors: the eigenvalues of each Kronecker factor, shape ``(*batch, n)``.
+
+    Returns:
+        The scaled eigenvalues, and for each factor the logarithm of what it was divided by, shape ``(L, *batch)``. Of
+        these logarithms, the paper adds the mean to ``log alpha``.
+    """
+    logs = [eigs.log() for eigs in factors]
+    return [centered_exp(values) for values in logs], torch.stack([values.mean(-1) for values in logs])
 
 
 def update(
@@ -38,11 +138,12 @@ def update(
     basis_lr: float | None = None,
     decay: float = 1.0,
     damping: float | Tensor = 0.0,
-    rotation: Rotation = bounded,
-    orthogonal: Callable[[Tensor], Tensor] = cayley,
-    positive: Callable[[Tensor, Tensor], Tensor] = exp,
+    rotation: str | Rotation = "bounded",
+    orthogonal: str | Orthogonal = "cayley",
+    positive: str | Positive = "exp",
     rayleigh: bool = False,
     sweeps: int = 1,
+    reorthonormalized: bool = True,
 ) -> Structure:
     """Return ``S`` after one step of ``S <- (1 - lr decay) S + lr H``, to first order in ``lr``, in spectral form.
 
@@ -54,90 +155,66 @@ def update(
         decay: the paper's gamma between 0 (sum up curvature) and 1 (running average).
         damping: the paper's lambda: ``H`` counts as ``H + damping I`` (Kronecker factors get the paper's Lambda).
             A number, or one for each matrix of a batch, shape ``(*batch,)``.
-        rotation: how the basis turns; see :mod:`eigenstep.core.generators`.
-        orthogonal: map from generators to orthogonal matrices, ``cayley`` or ``truncated_cayley``.
-        positive: map that moves the eigenvalues, ``exp`` for any curvature or ``truncated_exp``, cheaper and
-            closer to the linear update, for curvature without negative eigenvalues.
+        rotation: how the basis turns: "bounded", "pairwise", "normalized", "moore_penrose" or a function; see
+            :mod:`eigenstep.core.generators`.
+        orthogonal: map from generators to orthogonal matrices: "cayley", "truncated_cayley", "quadratic" or a function.
+        positive: map that moves the eigenvalues: "exp" for any curvature or "truncated_exp", cheaper and closer to the
+            linear update, for curvature without negative eigenvalues; or a function.
         rayleigh: read the new eigenvalues off in the new basis (Rayleigh quotients) instead of the old one, as the
             paper does. Better when curvature is exact; with noisy curvature it fits the noise.
         sweeps: how many times the basis turns towards the same average: more are closer to its eigenvectors, which
             pays in the first steps, when the basis is still far from them.
+        reorthonormalized: mend the basis by a Newton-Schulz step, which keeps it orthogonal for good, in any precision
+            and with any map. The paper does not.
 
     Returns:
         The new matrix, of the same structure and number formats.
     """
     basis_lr = lr if basis_lr is None else basis_lr
+    rotation, orthogonal = choose(rotation, ROTATIONS, "rotation"), choose(orthogonal, ORTHOGONAL, "orthogonal")
+    positive = choose(positive, POSITIVE, "positive")
     projected = project(S, curvature)
-    for value, name in ((rotation, "rotation"), (orthogonal, "orthogonal"), (positive, "positive")):
-        check_function(value, name)
-    _check_options(curvature, lr, basis_lr, decay, positive, rayleigh)
+    check_rates(lr, basis_lr, decay)
+    if positive is truncated_exp:
+        check_linear(bool(curvature.semidefinite), lr, basis_lr, decay, rayleigh)
     check_size(sweeps, "sweeps")
-    _check_damping(damping, scale_of(S))
+    check_damping(damping, scale_of(S))
+    one_step = partial(
+        learn,
+        rate=lr,
+        basis_rate=basis_lr,
+        decay=decay,
+        rotation=rotation,
+        orthogonal=orthogonal,
+        positive=positive,
+        rayleigh=rayleigh,
+        sweeps=sweeps,
+    )
     factors: list[Full | Diagonal] = []
-    for factor, w, identity in zip(factors_of(S), projected, project_identity(S), strict=True):
+    for factor, W, identity in zip(factors_of(S), projected, project_identity(S), strict=True):
         level = saturate(damping * identity)[..., None]
-        new = diagonal(w) if isinstance(factor, Full) else w
-        target = (1 - lr * decay) * factor.eigs + lr * (new + level)
-        if isinstance(factor, Full) and basis_lr > 0:
-            past = torch.diag_embed(factor.eigs) if factor.memory is None else factor.memory
-            w = w + torch.diag_embed(level.expand_as(factor.eigs))
-            average = turned = symmetrize((1 - basis_lr * decay) * past + basis_lr * w)
-            basis = factor.basis.to(accumulation_dtype(factor.basis.dtype))
-            for left in reversed(range(sweeps)):
-                turn = orthogonal(rotation(factor.eigs, turned))
-                # One Newton-Schulz step keeps the basis orthogonal for good, in any precision and with any map.
-                basis = reorthonormalize(basis @ turn.to(basis.dtype))
-                if left or rayleigh or factor.memory is not None:
-                    turned = symmetrize(transpose(turn) @ turned @ turn)
-            if rayleigh:
-                target = target + diagonal(turned) - diagonal(average)
-            memory = None if factor.memory is None else turned.to(factor.memory.dtype)
-            factor = Full(basis.to(factor.basis.dtype), factor.eigs, memory)
-        factors.append(replace(factor, eigs=positive(factor.eigs, target - factor.eigs)))
-    return cast(Structure, _normalize(S, factors) if isinstance(S, Kronecker) else factors[0])
+        if not isinstance(factor, Full):
+            factors.append(replace(factor, eigs=one_step(factor.eigs, W, damping=level).eigs))
+            continue
+        W = W if basis_lr > 0 else diagonal(W)
+        eigs, turn, residual, _ = one_step(factor.eigs, W, damping=level, residual=factor.residual)
+        basis = factor.basis
+        if turn is not None:
+            wide = accumulation_dtype(basis.dtype)
+            basis = basis.to(wide) @ turn.to(wide)
+            basis = (reorthonormalize(basis) if reorthonormalized else basis).to(factor.basis.dtype)
+        factors.append(Full(basis, eigs, residual))
+    return cast(Structure, _with_unit_determinants(S, factors) if isinstance(S, Kronecker) else factors[0])
 
 
-def _normalize(S: Kronecker, factors: list[Full | Diagonal]) -> Kronecker:
+def _with_unit_determinants(S: Kronecker, factors: list[Full | Diagonal]) -> Kronecker:
     """Scale the factors back to determinant one; the mean of their logarithms goes to the scale."""
-    log_means = [factor.eigs.log().mean(-1) for factor in factors]
-    scale = (S.scale.log() + sum(log_means) / len(factors)).exp()
+    eigs, log_means = normalize([factor.eigs for factor in factors])
+    scale = (S.scale.log() + log_means.mean(0)).exp()
     scale = scale.clamp(torch.finfo(scale.dtype).tiny, largest(scale.dtype))
-    return Kronecker(scale, tuple(factor.with_unit_determinant() for factor in factors))
-
-
-def _check_options(
-    curvature: Curvature,
-    lr: float,
-    basis_lr: float,
-    decay: float,
-    positive: Callable[[Tensor, Tensor], Tensor],
-    rayleigh: bool,
-) -> None:
-    check_number(lr, "lr", 0.0)
-    check_number(basis_lr, "basis_lr", 0.0)
-    check_number(decay, "decay", 0.0, 1.0)
-    if positive is not truncated_exp:
-        return
-    if not curvature.semidefinite:
-        raise ValueError(
-            "positive=truncated_exp needs curvature without negative eigenvalues, or the eigenvalues of S could turn "
-            "negative; use positive=exp, or pass semidefinite=True to Dense if the matrix is known to have none"
-        )
-    if lr * decay > 1:
-        raise ValueError(f"positive=truncated_exp needs lr * decay <= 1, got lr={lr} and decay={decay}")
-    if rayleigh and basis_lr not in (0, lr):
-        raise ValueError(
-            f"positive=truncated_exp with rayleigh=True needs basis_lr equal to lr or 0, or the eigenvalues of S could "
-            f"turn negative; got basis_lr={basis_lr} and lr={lr}"
-        )
-
-
-def _check_damping(damping: float | Tensor, scale: Tensor) -> None:
-    if not isinstance(damping, Tensor):
-        return check_number(damping, "damping", 0.0)
-    check_finite(damping, "damping")
-    check_beside(damping, "damping", scale, "S")
-    if damping.shape != scale.shape:
-        raise ValueError(f"damping must be a number or have shape {tuple(scale.shape)}, got {tuple(damping.shape)}")
-    if (damping < 0).any():
-        raise ValueError(f"damping must be at least 0.0, got {damping.min():.3g}")
+    scaled: list[Full | Diagonal] = []
+    for factor, values, log_mean in zip(factors, eigs, log_means, strict=True):
+        if isinstance(factor, Full) and factor.residual is not None:
+            factor = replace(factor, residual=saturate(factor.residual * (-log_mean).exp()[..., None, None]))
+        scaled.append(replace(factor, eigs=values))
+    return Kronecker(scale, tuple(scaled))

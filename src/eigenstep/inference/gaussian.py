@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..core.checks import check_beside, check_finite, check_positive, check_size, check_wide
 from ..core.curvature import factors_of
-from ..core.matrices import SPD, Diagonal, Full, Kronecker
+from ..core.kronecker import Kronecker
+from ..core.matrices import SPD, Diagonal, Full
 
 Parameters = Tensor | dict[str, Tensor]
 """What a model depends on: one tensor, or named ones."""

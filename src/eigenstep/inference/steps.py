@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ..core.curvature import Curvature, factors_of, project, project_identity
-from ..core.matrices import SPD, Full, Kronecker
+from ..core.kronecker import Kronecker
+from ..core.matrices import SPD, Full
 from ..core.numerics import diagonal, symmetrize
 from ..core.step import update
 
@@ -57,14 +58,14 @@ def average(
     """
     if not exact:
         return update(S, curvature, lr=lr, decay=decay, damping=damping)
-    start = _map_full(S, Full.with_memory)
+    start = _map_full(S, Full.with_residual)
     for sweeps in SWEEPS:
         new = update(
             start, curvature, lr=lr, decay=decay, damping=damping, rayleigh=True, sweeps=sweeps, positive=_move_exactly
         )
         if all(_is_diagonal(factor) for factor in factors_of(new) if isinstance(factor, Full)):
             break
-    return _map_full(new, lambda factor: replace(factor, memory=None))
+    return _map_full(new, lambda factor: replace(factor, residual=None))
 
 
 def _map_full(S: Structure, function: Callable[[Full], Full]) -> Structure:
@@ -77,7 +78,7 @@ def _map_full(S: Structure, function: Callable[[Full], Full]) -> Structure:
 
 def _is_diagonal(factor: Full) -> bool:
     """Tell whether the average, which the factor remembers, is diagonal up to rounding in the basis that was found."""
-    memory = cast(Tensor, factor.memory)
+    memory = cast(Tensor, factor.residual)
     off = memory - torch.diag_embed(diagonal(memory))
     roots = factor.eigs.rsqrt()
     return bool((roots[:, None] * off * roots).abs().max() <= torch.finfo(roots.dtype).eps ** 0.75)

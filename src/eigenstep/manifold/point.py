@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ..core.checks import check_finite, check_positive, choose
 from ..core.curvature import factors_of
-from ..core.matrices import SPD, Diagonal, Full, Identity, Kronecker
+from ..core.kronecker import Kronecker
+from ..core.matrices import SPD, Diagonal, Full, Identity
 from .blocks import Block, Euclidean, Matrix, Positive
 from .retractions import RETRACTIONS, Retraction
 from .tangent_view import TangentView

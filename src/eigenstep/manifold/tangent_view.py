@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..core.curvature import factors_of, scale_of
-from ..core.matrices import SPD, Full, Kronecker
+from ..core.kronecker import Kronecker
+from ..core.matrices import SPD, Full
 from ..core.numerics import contract, diagonal, symmetrize, transpose
 
 

@@ -2,18 +2,44 @@
 
 A stack holds ``b`` gradients, each of ``k`` blocks with axes ``n0, ..., nl``, as one tensor ``(b, k, n0, ..., nl)``.
 Its curvature is ``S = alpha S0 x ... x Sl``, one factor for each axis; the factor of the first axis is block-diagonal
-with one block for each of the ``k``, all other factors are shared by the blocks. Nothing here reads a number back to
-the host, so a step never waits for the device.
+with one block for each of the ``k``, all other factors are shared by the blocks. A step
+
+1. turns the gradient into the eigenbasis and averages it there: momentum;
+2. projects it to ``W`` of each axis, from which :func:`eigenstep.core.step.learn` learns eigenvalues and rotations;
+3. divides the momentum by the ``p``-th root of the eigenvalues and turns it back.
+
+Gradients enter divided by a number of their own size, and of ``alpha`` the square root is kept: multiplying the loss by
+a constant changes nothing (a power of two, not even a bit), and no gradient is too large or too small to be squared.
+Nothing here reads a number back to the host, so a step never waits for the device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from .eigenvalues import inverse, learn_eigenvalues, whiten
-from .state import Rates, Rule, State, rate_of, spread
-from .turning import rotate, rotations, turn_axis, turn_bases, unrotate
+from ..core.generators import ROTATIONS
+from ..core.maps import (
+    cayley,
+    quadratic,
+    reorthonormalize,
+    tempered_exp,
+    truncated_cayley,
+    truncated_exp,
+)
+from ..core.numerics import matmul
+from ..core.step import Learned, learn, normalize
+from .state import Rates, Rule, State
+
+Turns = Mapping[int, Tensor]
+"""For some axes, a matrix to turn it by: a basis ``B`` or a rotation ``Q``, shape ``(b, k or 1, n, n)``."""
+
+FAINT = 1e-8
+"""Gradients this much smaller than ``sqrt(alpha)`` count as if they were zero."""
 
 
 def step(gradient: Tensor, curvature: Tensor | None, state: State, rule: Rule, rates: Rates, turn: bool) -> Tensor:
@@ -28,61 +54,238 @@ def step(gradient: Tensor, curvature: Tensor | None, state: State, rule: Rule, r
         rates: decay rates and damping.
         turn: whether the bases turn in this step.
     """
-    wide = state["scale"].dtype
     state["step"] += 1
-    gradient = gradient.to(wide)
-    rotated = rotate(gradient, state)
-    direction = rotated
-    if "momentum" in state:
-        weight = spread(rate_of(rates.beta1, state["step"], min(rule.start, 1.0)), rotated)
-        state["momentum"].lerp_(rotated.to(state["momentum"].dtype), weight.to(state["momentum"].dtype))
-        direction = state["momentum"].to(wide)
-        if rule.nesterov is True:
-            direction = direction.lerp(rotated, 1 - rates.beta1)
-        elif rule.nesterov:
-            direction = direction.lerp(rotated, rule.nesterov)
-
-    samples = rotated[..., None] if curvature is None else rotate(curvature.to(wide), state)
-    samples, past = whiten(samples, state, rule, rates)
-    del rotated  # memory is short while bases turn
-    turns = rotations(samples, past, state, rule, rates) if turn else {}
-    learn_eigenvalues(samples, past, state, rule, rates)
+    gradient = gradient.to(state["scale"].dtype)
+    bases = {axis: state[f"basis_{axis}"] for axis in range(gradient.ndim - 2) if f"basis_{axis}" in state}
+    rotated = rotate(gradient, bases)
+    direction = _momentum(rotated, state, rule, rates)
+    samples = rotated[..., None] if curvature is None else rotate(curvature.to(gradient.dtype), bases)
+    samples, past = _whiten(samples, state, rule, rates)
+    del rotated
+    turns = _learn(samples, past, state, rule, rates, bases if turn else {})
     del samples
     if rule.turn_first:
-        for axis, q in turns.items():
-            direction = turn_axis(direction, q, axis)
-        turn_bases(turns, state, rule)
-    direction = unrotate(_precondition(direction, state, rule), state)
+        direction = rotate(direction, turns)
+        _turn(turns, bases, state, rule)
+    direction = rotate(_precondition(direction, state, rule), {axis: basis.mT for axis, basis in bases.items()})
     if not rule.turn_first:
-        turn_bases(turns, state, rule)
-    return _limit(direction, gradient, state, rule, rates)
+        _turn(turns, bases, state, rule)
+    if rule.grafting is not None or rule.clip is not None:
+        direction = _limit(direction, gradient, bases, state, rule, rates)
+    return direction
+
+
+def rotate(x: Tensor, turns: Turns) -> Tensor:
+    """Return ``x``, which may have a trailing axis of samples, with axes multiplied by ``B^T`` or ``Q^T``."""
+    dtype = x.dtype
+    for axis, matrix in turns.items():
+        x = x.to(matrix.dtype)
+        if axis == 0:  # block by block
+            x = matmul(matrix.mT, x.flatten(3) if x.ndim > 3 else x[..., None]).view_as(x)
+        else:  # shared by the blocks
+            moved = x.movedim(axis + 2, -1)
+            x = matmul(moved.flatten(1, -2), matrix[:, 0]).view(moved.shape).movedim(-1, axis + 2)
+    return x.to(dtype)
+
+
+def _momentum(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
+    """Return the average of gradients in the eigenbasis, with some more weight on the newest."""
+    if "momentum" not in state:
+        return rotated
+    momentum = state["momentum"]
+    weight = _spread(_rate(rates.beta1, state["step"], min(rule.start, 1.0)), rotated)
+    momentum.lerp_(rotated.to(momentum.dtype), weight.to(momentum.dtype))
+    if not rule.nesterov:
+        return momentum.to(rotated.dtype)
+    return momentum.to(rotated.dtype).lerp(rotated, 1 - rates.beta1 if rule.nesterov is True else rule.nesterov)
+
+
+def _whiten(samples: Tensor, state: State, rule: Rule, rates: Rates) -> tuple[Tensor, Tensor]:
+    """Return samples in units in which their squares are safe, and the factor that takes ``alpha`` to these units.
+
+    The unit is the largest entry, or ``sqrt(alpha)`` if all entries are far smaller; from here on it is the scale. The
+    first samples that are not all zero set ``alpha`` to their mean square.
+    """
+    axes = tuple(range(1, samples.ndim))
+    unit = torch.maximum(torch.linalg.vector_norm(samples, torch.inf, dim=axes), FAINT * state["scale"])
+    if not rule.relative_damping:
+        unit = torch.maximum(unit, rates.damping.sqrt())
+    unit = torch.where(unit > 0, unit, 1.0)
+    samples = samples / _spread(unit, samples)
+    size = torch.linalg.vector_norm(samples, dim=axes) / samples[0, ..., 0].numel() ** 0.5
+    scale = torch.where(state["scale"] > 0, state["scale"] / unit, size)
+    state["scale"].copy_(torch.where(scale > 0, unit, 0.0))
+    return samples, torch.where(scale > 0, scale, 1.0).square()
+
+
+def _learn(samples: Tensor, past: Tensor, state: State, rule: Rule, rates: Rates, bases: Turns) -> dict[int, Tensor]:
+    """Learn ``d`` of each axis, ``alpha`` and the corrected eigenvalues; return the rotations of the given bases."""
+    axes = range(samples.ndim - 3)
+    inverses = [state[f"eigs_{axis}"].reciprocal() for axis in axes]
+    level = _damping(past, state, rule, rates, axes)
+    rate = _rate(rates.beta2, state["step"], rule.start)
+    positive = tempered_exp if rule.maps == "exact" else truncated_exp
+    turning = _turning(rule, rates, state, bases) if bases else {}
+    square = None if len(bases) == len(axes) else _squares(samples)
+    learned = []
+    for axis in axes:
+        others = {other: inverse for other, inverse in enumerate(inverses) if other != axis}
+        damping = level[:, None, None]
+        for inverse in others.values():
+            damping = damping * inverse.mean((1, 2), keepdim=True)
+        residual = state.get(f"residual_{axis}")
+        found = learn(
+            past[:, None, None] * state[f"eigs_{axis}"],
+            _project(samples, axis, others) if axis in bases else _project_diagonal(square, axis, others),
+            rate=rate[:, None, None],
+            decay=rule.decay,
+            damping=damping,
+            residual=None if residual is None else residual.mul_(past[:, None, None, None]),
+            positive=positive,
+            **turning,
+        )
+        if found.speed is not None:
+            state[f"speed_{axis}"].copy_(found.speed)
+        if residual is not None and found.residual is not None:
+            residual.copy_(found.residual)
+        learned.append(found._replace(residual=None))  # memory is short while bases turn
+    change = _normalize(learned, state)
+    if "second_moment" in state:
+        square = _squares(samples) if square is None else square
+        shrink = (-change).exp()
+        square.add_(_spread(level, square)).mul_(_spread(rate * shrink, square))
+        state["second_moment"].mul_(_spread((1 - rule.decay * rate) * past * shrink, square)).add_(square)
+    return {axis: found.turn for axis, found in enumerate(learned) if found.turn is not None}
+
+
+def _normalize(learned: list[Learned], state: State) -> Tensor:
+    """Scale eigenvalues to product one, and return the logarithm of the factor by which ``alpha`` grows."""
+    values, log_means = normalize([found.eigs.flatten(1) for found in learned])
+    change = log_means.mean(0)
+    for axis, found in enumerate(learned):
+        state[f"eigs_{axis}"].copy_(values[axis].view_as(found.eigs))
+        if (residual := state.get(f"residual_{axis}")) is not None:
+            residual.mul_((-log_means[axis]).exp()[:, None, None, None])
+            # Without gradients it may decay more slowly than its unit, for ever.
+            largest = torch.linalg.vector_norm(residual, torch.inf, dim=(1, 2, 3), keepdim=True)
+            residual.mul_(1 / (largest * FAINT).clamp_min(1.0))
+    state["scale"].mul_((change / 2).exp()).clamp_(max=torch.finfo(change.dtype).max)
+    return change
+
+
+def _turning(rule: Rule, rates: Rates, state: State, bases: Turns) -> dict[str, Any]:
+    """Return how bases turn, as arguments of :func:`eigenstep.core.step.learn`."""
+    state["turns"] += 1
+    basis_beta, cap = 1 - rates.basis, rule.cap
+    rotation: Any = ROTATIONS.get(rule.rotation, rule.rotation) if isinstance(rule.rotation, str) else rule.rotation
+    if rule.rotation == "normalized":  # the paper's: one average for all, and a rotation whose length is set already
+        basis_beta, cap, rotation = rates.beta2, 1.0, partial(rotation, rate=rates.basis, gap=rule.gap)
+    elif rule.rotation == "moore_penrose":
+        rotation = partial(rotation, gap=rule.gap)
+    maps: dict[str, Any] = {
+        "exact": cayley,
+        "truncated": partial(truncated_cayley, cap=cap),
+        "quadratic": partial(quadratic, cap=cap),
+    }
+    orthogonal = maps[rule.maps] if isinstance(rule.maps, str) else rule.maps
+    dtype = next(iter(bases.values())).dtype
+    return {
+        "basis_rate": _rate(basis_beta, state["turns"], rule.start)[:, None, None],
+        "rotation": rotation,
+        "orthogonal": lambda generator: orthogonal(generator.to(dtype)),
+    }
+
+
+def _project(samples: Tensor, axis: int, others: Turns) -> Tensor:
+    """Return ``W`` of an axis: the mean over all other axes of products, divided by the others' eigenvalues."""
+    weighted = samples
+    for other, inverse in others.items():
+        weighted = weighted * inverse.view(*inverse.shape[:2], *[1] * other, -1, *[1] * (samples.ndim - 3 - other))
+    if axis == 0:
+        left, right = weighted.flatten(3), samples.flatten(3)
+    else:
+        left, right = (x.movedim(axis + 2, 1).flatten(2)[:, None] for x in (weighted, samples))
+    return matmul(left, right.mT) / (right.shape[-1] / samples.shape[-1])
+
+
+def _project_diagonal(square: Tensor | None, axis: int, others: Turns) -> Tensor:
+    """Return ``diag(W)`` of an axis: the mean over all other axes of squares, divided by the others' eigenvalues."""
+    assert square is not None
+    letters = "ijlmnopq"[: square.ndim - 2]
+    spec = [f"bk{letters}", *(f"bk{letters[other]}" if other == 0 else f"b{letters[other]}" for other in others)]
+    inverses = [inverse if other == 0 else inverse[:, 0] for other, inverse in others.items()]
+    own = f"bk{letters[0]}" if axis == 0 else f"b{letters[axis]}"
+    total = torch.einsum(f"{','.join(spec)}->{own}", square, *inverses)
+    return (total / (square.numel() / total.numel())).view(len(square), -1, square.shape[axis + 2])
+
+
+def _squares(samples: Tensor) -> Tensor:
+    """Return the sum of the samples' squares, entry by entry."""
+    return samples[..., 0].square() if samples.shape[-1] == 1 else samples.square().sum(-1)
+
+
+def _damping(past: Tensor, state: State, rule: Rule, rates: Rates, axes: range) -> Tensor:
+    """Return the paper's ``lambda`` in the units of whitened samples, shape ``(b,)``."""
+    if not rule.relative_damping:
+        return (rates.damping.sqrt() / torch.where(state["scale"] > 0, state["scale"], 1.0)).square()
+    level = rates.damping * past
+    for axis in axes:
+        level = level * state[f"eigs_{axis}"].mean((1, 2))
+    return level
+
+
+def _turn(turns: Turns, bases: Turns, state: State, rule: Rule) -> None:
+    """Turn the bases, ``B <- B Q``, and with them the momentum, which lives in their coordinates."""
+    for axis, q in turns.items():
+        turned = matmul(bases[axis], q)
+        if rule.reorthonormalize == 1:
+            turned = reorthonormalize(turned)
+        elif rule.reorthonormalize:
+            due = (state["turns"] % rule.reorthonormalize == 0)[:, None, None, None]
+            turned = torch.where(due, reorthonormalize(turned), turned)
+        bases[axis].copy_(turned)
+    if "momentum" in state and turns:
+        state["momentum"].copy_(rotate(state["momentum"], turns))
 
 
 def _precondition(direction: Tensor, state: State, rule: Rule) -> Tensor:
     """Divide by the eigenvalues of the stack to the power ``1/p``; all zero as long as no curvature was seen."""
-    axes = direction.ndim - 2
     if "second_moment" in state:
         spectrum = state["second_moment"].to(direction.dtype)
     else:
-        spectrum = state["eigs_0"].view(*state["eigs_0"].shape, *[1] * (axes - 1))
-        for axis in range(1, axes):
-            spectrum = spectrum / inverse(state, axis, axes + 2)
+        spectrum = state["eigs_0"].view(*state["eigs_0"].shape, *[1] * (direction.ndim - 3))
+        for axis in range(1, direction.ndim - 2):
+            eigs = state[f"eigs_{axis}"]
+            spectrum = spectrum * eigs.view(len(eigs), 1, *[1] * axis, -1, *[1] * (direction.ndim - 3 - axis))
     spectrum = spectrum.clamp_min(torch.finfo(spectrum.dtype).tiny)
     root = spectrum.sqrt_() if rule.root == 2 else spectrum.pow_(1 / rule.root)
-    scale = spread(state["scale"], root)
+    scale = _spread(state["scale"], root)
     direction = direction / root.mul_(torch.where(scale > 0, scale, torch.inf))
     # Of alpha^(1/p) = scale^(2/p) the rest: in one factor, it could leave the range of the number format.
     return direction if rule.root == 2 else direction / torch.where(scale > 0, scale, 1.0).pow(2 / rule.root - 1)
 
 
-def _limit(direction: Tensor, gradient: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
+def _limit(direction: Tensor, gradient: Tensor, bases: Turns, state: State, rule: Rule, rates: Rates) -> Tensor:
     """Give each direction the size of another optimizer's step, and clip its root mean square."""
     if rule.grafting is not None:
         size = _size(direction).clamp_min(torch.finfo(direction.dtype).tiny)
-        direction = direction / size * _size(_grafted_step(gradient, state, rule, rates))
+        direction = direction / size * _size(_grafted_step(gradient, bases, state, rule, rates))
     if rule.clip is not None:
         direction = direction * (rule.clip / _size(direction).clamp_min(rule.clip))
     return direction
+
+
+def _grafted_step(gradient: Tensor, bases: Turns, state: State, rule: Rule, rates: Rates) -> Tensor:
+    """Return the step that Adam or RMSprop would take, before the learning rate."""
+    weight = _spread(_rate(rates.beta2, state["step"], min(rule.start, 1.0)), gradient)
+    # Of the mean square the root is kept: hypot squares what does not fit the number format if squared.
+    root = torch.hypot((1 - weight).sqrt() * state["graft"].to(gradient.dtype), weight.sqrt() * gradient)
+    state["graft"].copy_(root)
+    step = gradient
+    if rule.grafting == "adam" and "momentum" in state:
+        step = rotate(state["momentum"].to(gradient.dtype), {axis: basis.mT for axis, basis in bases.items()})
+    # Adam's entries are a few units at most, but momentum that was turned has noise where there was hardly a gradient.
+    return torch.where(root > 0, step / root, 0.0).clamp(-10, 10)
 
 
 def _size(x: Tensor) -> Tensor:
@@ -92,14 +295,17 @@ def _size(x: Tensor) -> Tensor:
     return unit * torch.linalg.vector_norm(x / unit, dim=axes, keepdim=True) / x[0].numel() ** 0.5
 
 
-def _grafted_step(gradient: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
-    """Return the step that Adam or RMSprop would take, before the learning rate."""
-    weight = spread(rate_of(rates.beta2, state["step"], min(rule.start, 1.0)), gradient)
-    # Of the mean square the root is kept: hypot squares what does not fit the number format if squared.
-    root = torch.hypot((1 - weight).sqrt() * state["graft"].to(gradient.dtype), weight.sqrt() * gradient)
-    state["graft"].copy_(root)
-    step = gradient
-    if rule.grafting == "adam" and "momentum" in state:
-        step = unrotate(state["momentum"].to(gradient.dtype), state)
-    # Adam's entries are a few units at most, but momentum that was turned has noise where there was hardly a gradient.
-    return torch.where(root > 0, step / root, 0.0).clamp(-10, 10)
+def _rate(beta: Tensor, time: Tensor, start: float) -> Tensor:
+    """Return the weight of the newest term of a running average at each time 1, 2, ...
+
+    With ``start = 1`` it is ``(1 - beta) / (1 - beta^t)``, Adam's bias correction written as a recursion: the average
+    starts as a mean. Larger values forget the first terms faster, about as ``start / t``; 0 means ``1 - beta`` always.
+    """
+    if start == 0:
+        return (1 - beta).expand_as(time)
+    return (1 - beta) / (1 - beta ** (1 + (time - 1) / start))
+
+
+def _spread(values: Tensor, like: Tensor) -> Tensor:
+    """Give one number per stack element as many axes as a stack has."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))

@@ -1,4 +1,4 @@
-"""Checks of what the optimizer is given: options, gradients and checkpoints."""
+"""The options of a parameter group: what is possible and what follows; checks of gradients and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_number
-from .layout import LONG_SIDES, STRUCTURES
+from .layout import LONG_SIDES, STRUCTURES, Layout, plan
+from .state import Rates, Rule, State, new_state
+
+Group = Mapping[str, Any]
 
 CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "eigenvalues": ("corrected", "kronecker"),
@@ -150,3 +153,39 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], nam
             raise ValueError(
                 f"state_dict does not fit: {key} of {name} must have shape {tuple(tensor.shape)}, got {shape}"
             )
+
+
+def layout_of(group: Group, param: Tensor) -> Layout:
+    """Choose the layout of a parameter."""
+    options = {name: group[name] for name in ("structure", "max_dim", "max_ratio", "long_sides")}
+    return plan(tuple(param.shape), **options)
+
+
+def rule_of(group: Group) -> Rule:
+    """Return the options that decide what is computed."""
+    names = Rule.__dataclass_fields__
+    return Rule(**{name: group[name] for name in names})
+
+
+def rates_of(group: Group, like: Tensor) -> Rates:
+    """Return the numbers of a step, in the number format and on the device of a tensor."""
+    beta1, beta2 = group["betas"]
+    basis = 1 - beta2 if group["basis_lr"] is None else group["basis_lr"]
+    values = (beta1, beta2, basis, group["damping"])
+    # Filled in on the device: copying a number to it would wait for it.
+    return Rates(*(torch.full((), x, dtype=like.dtype, device=like.device) for x in values))
+
+
+def initial_state(group: Group, param: Tensor, layout: Layout, device: torch.device | str | None = None) -> State:
+    """Return the state of a parameter before its first step."""
+    dtype = group["state_dtype"] or (torch.float64 if param.dtype == torch.float64 else torch.float32)
+    return new_state(
+        (layout.pieces, layout.blocks, *layout.sizes),
+        layout.full,
+        rule_of(group),
+        momentum=group["betas"][0] > 0,
+        residual=group["residual"],
+        dtype=dtype,
+        basis_dtype=group["basis_dtype"] or dtype,
+        device=torch.device(device or param.device),
+    )

@@ -14,12 +14,10 @@ from ..core.curvature import OuterProducts
 from . import kernel
 from .distributed.sharded_state import Pieces, own_part
 from .distributed.sharding import OFF, Sharding, is_sharded, local_gradient, wanted
-from .group import candidate_of, initial_state, layout_of, rates_of, rule_of
-from .layout import Layout
-from .options import check_gradient, check_group, check_state, turns_at
-from .report import Summary, spectra_of, summarize
+from .inspect import Summary, candidate_of, spectra_of, summarize
+from .layout import Layout, Stack
+from .options import check_gradient, check_group, check_state, initial_state, layout_of, rates_of, rule_of, turns_at
 from .rounding import add_stochastically
-from .stack import Stack
 from .user_curvature import padded, vectors_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]

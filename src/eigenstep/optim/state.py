@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.generators import Rotation
+from ..core.maps import Orthogonal
 from ..core.numerics import accumulation_dtype
 
 State = dict[str, Tensor]
@@ -21,9 +23,9 @@ class Rule:
     root: float = 2.0
     decay: float = 1.0
     eigenvalues: str = "corrected"
-    rotation: str = "bounded"
+    rotation: str | Rotation = "bounded"
     gap: float = 0.1
-    maps: str = "quadratic"
+    maps: str | Orthogonal = "quadratic"
     cap: float = 0.5
     reorthonormalize: int = 1
     nesterov: float | bool = 0.2
@@ -67,11 +69,7 @@ def new_state(
         device: where to put the tensors.
     """
     wide = accumulation_dtype(dtype)
-    state = {
-        "step": torch.zeros(shape[0], dtype=wide, device=device),
-        "turns": torch.zeros(shape[0], dtype=wide, device=device),
-        "scale": torch.zeros(shape[0], dtype=wide, device=device),
-    }
+    state = {name: torch.zeros(shape[0], dtype=wide, device=device) for name in ("step", "turns", "scale")}
     for axis, (size, has_basis) in enumerate(zip(shape[2:], full, strict=True)):
         eigs = torch.ones(shape[0], shape[1] if axis == 0 else 1, size, dtype=wide, device=device)
         state[f"eigs_{axis}"] = eigs
@@ -79,28 +77,10 @@ def new_state(
             state[f"basis_{axis}"] = torch.diag_embed(eigs).to(basis_dtype)
             state[f"speed_{axis}"] = torch.zeros_like(eigs[..., 0])
             if residual:
-                state[f"memory_{axis}"] = torch.diag_embed(eigs).to(basis_dtype)
+                state[f"residual_{axis}"] = torch.diag_embed(eigs).to(basis_dtype)
     large = ["momentum"] if momentum else []
     if rule.eigenvalues == "corrected" and len(full) > 1:
         large.append("second_moment")
     if rule.grafting is not None:
         large.append("graft")
-    for name in large:
-        state[name] = torch.zeros(shape, dtype=dtype, device=device)
-    return state
-
-
-def rate_of(beta: Tensor, time: Tensor, start: float) -> Tensor:
-    """Return the weight of the newest term of a running average at each time 1, 2, ...
-
-    With ``start = 1`` it is ``(1 - beta) / (1 - beta^t)``, Adam's bias correction written as a recursion: the average
-    starts as a mean. Larger values forget the first terms faster, about as ``start / t``; 0 means ``1 - beta`` always.
-    """
-    if start == 0:
-        return (1 - beta).expand_as(time)
-    return (1 - beta) / (1 - beta ** (1 + (time - 1) / start))
-
-
-def spread(values: Tensor, like: Tensor) -> Tensor:
-    """Give one number per stack element as many axes as a stack has."""
-    return values.reshape(-1, *[1] * (like.ndim - 1))
+    return state | {name: torch.zeros(shape, dtype=dtype, device=device) for name in large}

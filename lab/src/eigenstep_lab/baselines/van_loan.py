@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eigenstep.core.checks import check_number
 from eigenstep.core.curvature import OuterProducts
-from eigenstep.core.matrices import Kronecker
+from eigenstep.core.kronecker import Kronecker
 
 
 def update(S: Kronecker, curvature: OuterProducts, *, lr: float, decay: float = 1.0) -> Kronecker:

@@ -39,12 +39,12 @@ SCHEMES: Mapping[str, Setting] = {
     "paper, normalized": Setting("normalized", start=12, gap=0.3, rate=1.9),
     "paper, exact": Setting("moore_penrose", start=5, gap=0.1, basis_lr=0.05),
     "bounded": Setting("bounded", start=12),
-    "bounded + memory": Setting("bounded", start=12, memory=True),
-    "bounded + memory, Rayleigh": Setting("bounded", start=5, memory=True, rayleigh=True),
+    "bounded + memory": Setting("bounded", start=12, residual=True),
+    "bounded + memory, Rayleigh": Setting("bounded", start=5, residual=True, rayleigh=True),
     "bounded, 2 rates": Setting("bounded", start=12, basis_lr=0.1),
-    "bounded + memory, 2 rates": Setting("bounded", start=12, basis_lr=0.1, memory=True),
+    "bounded + memory, 2 rates": Setting("bounded", start=12, basis_lr=0.1, residual=True),
     "best without memory": Setting("bounded", start=12, basis_lr=0.1, sweeps=3),
-    "best": Setting("bounded", start=12, basis_lr=0.1, sweeps=3, memory=True),
+    "best": Setting("bounded", start=12, basis_lr=0.1, sweeps=3, residual=True),
     "eigendecomposition": Setting("eigendecomposition", start=8),
 }
 BEST, EXACT = "best", "eigendecomposition"

@@ -19,8 +19,9 @@ from torch import Generator, Tensor
 
 from eigenstep.core.curvature import OuterProducts
 from eigenstep.core.generators import bounded, moore_penrose, normalized
+from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.maps import cayley, truncated_cayley, truncated_exp
-from eigenstep.core.matrices import Full, Kronecker
+from eigenstep.core.matrices import Full
 from eigenstep.core.step import update
 
 from ..baselines import eigen
@@ -56,7 +57,7 @@ class Setting:
     basis_lr: float | None = None
     gap: float = 0.0
     rate: float = 0.0
-    memory: bool = False
+    residual: bool = False
     sweeps: int = 1
     rayleigh: bool = False
 
@@ -133,7 +134,7 @@ def follow(gradients: Tensor, setting: Setting, dtype: torch.dtype = torch.float
     start = Kronecker.identity(gradients.shape[-2:], gradients.shape[1:-2], kinds=kinds)
     first = gradients[0].square().mean((-2, -1)).clamp_min(torch.finfo(gradients.dtype).tiny)
     S = replace(start, scale=first)
-    S = S.with_memory() if setting.memory else S
+    S = S.with_residual() if setting.residual else S
     S = S if setting.rotation == "eigendecomposition" else S.to(dtype)
     found = []
     for step, gradient in enumerate(gradients):

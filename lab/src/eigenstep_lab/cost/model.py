@@ -15,7 +15,7 @@ from torch import nn
 
 from eigenstep.optim import Spectral
 from eigenstep.optim.distributed.ownership import balance
-from eigenstep.optim.group import candidate_of
+from eigenstep.optim.inspect import candidate_of
 
 from ..registry import is_hidden_matrix
 

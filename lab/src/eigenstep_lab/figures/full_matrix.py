@@ -43,7 +43,7 @@ def schemes(start: Tensor, lr: float) -> dict[str, Scheme]:
     return {
         "paper, exact maps": Scheme(spectral, paper),
         "paper, truncated maps": Scheme(spectral, inexact),
-        "ours": Scheme(spectral.with_memory(), partial(ours, rayleigh=True)),
+        "ours": Scheme(spectral.with_residual(), partial(ours, rayleigh=True)),
         "Cholesky": Scheme(inverse_free, partial(cholesky.update, lr=lr)),
         "Cholesky, truncated": Scheme(inverse_free, partial(cholesky.update, lr=lr, truncated=True)),
     }

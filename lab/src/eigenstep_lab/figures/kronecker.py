@@ -19,8 +19,9 @@ import torch
 from torch import Generator, Tensor
 
 from eigenstep.core.generators import moore_penrose
+from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.maps import truncated_cayley, truncated_exp
-from eigenstep.core.matrices import Full, Kronecker
+from eigenstep.core.matrices import Full
 from eigenstep.core.step import update
 
 from ..baselines import cholesky, eigen, van_loan
@@ -42,7 +43,7 @@ def schemes(factors: list[Tensor], lr: float) -> dict[str, Scheme]:
     return {
         "paper, exact maps": Scheme(spectral, paper),
         "paper, truncated maps": Scheme(spectral, partial(paper, orthogonal=truncated_cayley, positive=truncated_exp)),
-        "ours": Scheme(spectral.with_memory(), partial(update, lr=lr, positive=truncated_exp, rayleigh=True)),
+        "ours": Scheme(spectral.with_residual(), partial(update, lr=lr, positive=truncated_exp, rayleigh=True)),
         "projection": Scheme(spectral, partial(van_loan.update, lr=lr)),
         "Cholesky": Scheme(inverse_free, partial(cholesky.update, lr=lr)),
         "Cholesky, truncated": Scheme(inverse_free, partial(cholesky.update, lr=lr, truncated=True)),

@@ -1,0 +1,178 @@
+"""Kronecker products of spectral matrices, and the one nearest to a given matrix (Van Loan and Pitsianis, 1993)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .checks import check_beside, check_sizes, check_symmetric, check_wide
+from .matrices import KINDS, SPD, Device, Diagonal, Dtype, Full, eigs_to
+from .numerics import contract, diagonal, symmetrize, transpose
+
+MAX_SWEEPS = 1000
+
+
+@dataclass(frozen=True)
+class Kronecker(SPD):
+    """``S = alpha S1 x ... x SL`` with ``det Sl = 1``, which makes the factorization unique.
+
+    Attributes:
+        scale: ``alpha > 0``, shape ``(*batch,)``.
+        factors: ``Full``, ``Diagonal`` or ``Identity`` matrices with the same batch dimensions.
+    """
+
+    scale: Tensor
+    factors: tuple[Full | Diagonal, ...]
+
+    def __post_init__(self) -> None:
+        """Check that scale and factors fit together."""
+        check_wide(self.scale, "scale")
+        if not self.factors:
+            raise ValueError("factors must hold at least one factor, got none")
+        for index, factor in enumerate(self.factors):
+            if not isinstance(factor, (Full, Diagonal)):
+                raise TypeError(f"factors[{index}] must be Full, Diagonal or Identity, got {type(factor).__name__}")
+            check_beside(factor.eigs, f"factors[{index}]", self.scale, "scale")
+            if factor.batch_shape != self.scale.shape:
+                raise ValueError(
+                    f"factors[{index}] has batch shape {tuple(factor.batch_shape)}, but scale has shape "
+                    f"{tuple(self.scale.shape)}"
+                )
+
+    @classmethod
+    def identity(
+        cls,
+        sizes: Sequence[int],
+        batch: Sequence[int] = (),
+        dtype: Dtype = None,
+        device: Device = None,
+        kinds: Sequence[str] | None = None,
+    ) -> Kronecker:
+        """Return the identity matrix.
+
+        Args:
+            sizes: size of each factor.
+            batch: leading dimensions.
+            dtype: number format; torch's default if left out.
+            device: where to put the tensors.
+            kinds: "full", "diagonal" or "identity" for each factor; all full if left out.
+        """
+        kinds = ["full"] * len(sizes) if kinds is None else kinds
+        check_sizes(sizes, kinds)
+        factors = (KINDS[kind].identity(n, batch, dtype, device) for kind, n in zip(kinds, sizes, strict=True))
+        return cls(torch.ones(tuple(batch), dtype=dtype, device=device), tuple(factors))
+
+    @classmethod
+    def from_dense(cls, matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str] | None = None) -> Kronecker:
+        """Return the Kronecker product nearest to ``matrix`` in the Frobenius norm (Van Loan's projection).
+
+        Args:
+            matrix: symmetric positive definite, shape ``(*batch, N, N)`` with ``N`` the product of ``sizes``.
+            sizes: size of each factor.
+            kinds: "full", "diagonal" or "identity" for each factor; all full if left out.
+        """
+        check_symmetric(matrix, "matrix")
+        check_wide(matrix, "matrix")
+        kinds = ["full"] * len(sizes) if kinds is None else kinds
+        check_sizes(sizes, kinds)
+        if matrix.shape[-1] != math.prod(sizes):
+            raise ValueError(
+                f"sizes {tuple(sizes)} multiply to {math.prod(sizes)}, but matrix is {tuple(matrix.shape)}"
+            )
+        nearest = nearest_kronecker(matrix, sizes, kinds)
+        factors = (KINDS[kind].from_dense(factor) for kind, factor in zip(kinds, nearest, strict=True))
+        return cls(torch.ones_like(matrix[..., 0, 0]), tuple(factors)).normalized()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Shape ``(n1, ..., nL)`` of a tensor that the matrix acts on."""
+        return tuple(factor.eigs.shape[-1] for factor in self.factors)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Leading dimensions."""
+        return self.scale.shape
+
+    @property
+    def spectrum(self) -> Tensor:
+        """Eigenvalues ``alpha d1 x ... x dL``, shape ``(*batch, n1, ..., nL)``."""
+        spectrum = self.scale
+        for factor in self.factors:
+            spread = (*self.batch_shape, *[1] * (spectrum.ndim - self.scale.ndim), -1)
+            spectrum = spectrum[..., None] * factor.eigs.reshape(spread)
+        return spectrum
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Return ``(B1 x ... x BL)^T x``."""
+        for axis, factor in enumerate(self.factors, start=-len(self.factors)):
+            if isinstance(factor, Full):
+                x = contract(x, factor.basis, axis, len(self.factors))
+        return x
+
+    def unrotate(self, x: Tensor) -> Tensor:
+        """Return ``(B1 x ... x BL) x``."""
+        for axis, factor in enumerate(self.factors, start=-len(self.factors)):
+            if isinstance(factor, Full):
+                x = contract(x, transpose(factor.basis), axis, len(self.factors))
+        return x
+
+    def logdet(self) -> Tensor:
+        """Return the logarithm of the determinant."""
+        size = math.prod(self.sizes)
+        return size * (self.scale.log() + sum(f.eigs.log().mean(-1) for f in self.factors))
+
+    def normalized(self) -> Kronecker:
+        """Return the same matrix with the determinants of the factors moved into the scale."""
+        log_scale = self.scale.log() + sum(factor.eigs.log().mean(-1) for factor in self.factors)
+        return Kronecker(log_scale.exp(), tuple(factor.with_unit_determinant() for factor in self.factors))
+
+    def with_residual(self) -> Kronecker:
+        """Return the same matrix, with a residual in each full factor."""
+        factors = (factor.with_residual() if isinstance(factor, Full) else factor for factor in self.factors)
+        return Kronecker(self.scale, tuple(factors))
+
+    def to(self, target: torch.dtype | torch.device | str) -> Kronecker:
+        """Return a copy in another number format or on another device; half precision is for the bases only."""
+        return Kronecker(eigs_to(self.scale, target), tuple(factor.to(target) for factor in self.factors))
+
+
+def nearest_kronecker(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str]) -> list[Tensor]:
+    """Return factors ``S1, ..., SL`` whose Kronecker product is nearest to a positive-definite matrix.
+
+    Alternating least squares: with the other factors fixed, the best ``Sl`` is the matrix contracted with
+    them. Contracting a positive-definite matrix with positive-definite factors gives a positive-definite
+    factor again, so every iterate is one. For two full factors this is the power iteration for the leading
+    singular vectors of the rearranged matrix, which solve the problem.
+
+    Args:
+        matrix: symmetric positive definite, shape ``(*batch, N, N)`` with ``N`` the product of ``sizes``.
+        sizes: size of each factor.
+        kinds: "full", "diagonal" or "identity" for each factor; the last stands for multiples of the identity.
+    """
+    batch, count = matrix.shape[:-2], len(sizes)
+    tensor = matrix.reshape(*batch, *sizes, *sizes)
+    factors = [torch.eye(n, dtype=matrix.dtype, device=matrix.device).expand(*batch, n, n) for n in sizes]
+    rows, cols = "abcdefghijkl"[:count], "mnopqrstuvwx"[:count]
+    for _ in range(MAX_SWEEPS):
+        before = list(factors)
+        for at, kind in enumerate(kinds):
+            others = [k for k in range(count) if k != at]
+            spec = ",".join([f"...{rows}{cols}", *(f"...{rows[k]}{cols[k]}" for k in others)])
+            inner = torch.einsum(f"{spec}->...{rows[at]}{cols[at]}", tensor, *(factors[k] for k in others))
+            norms = [torch.linalg.matrix_norm(factors[k], keepdim=True) ** 2 for k in others]
+            factors[at] = _restrict(inner / math.prod(norms, start=torch.ones_like(inner[..., :1, :1])), kind)
+        changes = [((f - b).abs().amax() / f.abs().amax()) for f, b in zip(factors, before, strict=True)]
+        if max(changes) < 16 * torch.finfo(matrix.dtype).eps:
+            break
+    return factors
+
+
+def _restrict(matrix: Tensor, kind: str) -> Tensor:
+    if kind == "full":
+        return symmetrize(matrix)
+    values = diagonal(matrix)
+    return torch.diag_embed(values if kind == "diagonal" else values.mean(-1, keepdim=True).expand_as(values))

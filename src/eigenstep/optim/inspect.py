@@ -1,0 +1,215 @@
+"""What an optimizer can tell about itself: structure, cost, memory and spectra of each parameter, now and over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .distributed.sharding import Candidate
+from .layout import Layout
+from .options import initial_state, interval_at, layout_of
+
+if TYPE_CHECKING:
+    from .spectral import Spectral
+
+
+@dataclass(frozen=True)
+class ParameterReport:
+    """One parameter in :meth:`Spectral.summary`.
+
+    Attributes:
+        name: its name, or its place among the parameter groups.
+        shape: its shape.
+        structure: its curvature's structure in words.
+        state_bytes: memory of its state; 0 before its first gradient.
+        flops: matrix-product operations per step, averaged over the interval.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    structure: str
+    state_bytes: int
+    flops: float
+
+
+class Summary(list[ParameterReport]):
+    """All parameters of an optimizer; prints as a table."""
+
+    def __str__(self) -> str:
+        """Lay out one line for each parameter, and one for all."""
+        rows = [["parameter", "shape", "structure", "state KiB", "MFLOP/step"]]
+        for item in self:
+            shape = "x".join(map(str, item.shape)) or "scalar"
+            rows.append([item.name, shape, item.structure, *_columns(item.state_bytes, item.flops)])
+        totals = _columns(sum(item.state_bytes for item in self), sum(item.flops for item in self))
+        rows.append(["total", str(sum(math.prod(item.shape) for item in self)), "", *totals])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                f"{cell:>{width}}" if at > 2 else f"{cell:<{width}}"
+                for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        rule = "-" * len(lines[0])
+        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def _columns(state_bytes: int, flops: float) -> list[str]:
+    return [f"{state_bytes / 1024:.1f}", f"{flops / 1e6:.2f}"]
+
+
+def summarize(
+    name: str, param: Tensor, layout: Layout, state: Mapping[str, Tensor], group: Mapping[str, Any]
+) -> ParameterReport:
+    """Describe one parameter."""
+    size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    interval = interval_at(group["interval"], group["count"])
+    return ParameterReport(name, tuple(param.shape), layout.describe(), size, matmul_flops(layout, group, interval))
+
+
+def matmul_flops(layout: Layout, group: Mapping[str, Any], interval: int) -> float:
+    """Return the matrix-product operations of one step, averaged over the interval."""
+    entries = layout.pieces * layout.blocks * math.prod(layout.sizes)
+    momentum = group["betas"][0] > 0
+    # Every step: rotate the gradient and rotate back, and measure diag(W) of each axis.
+    rotations = 3 if momentum and group["grafting"] == "adam" else 2
+    total = 2.0 * entries * len(layout.sizes) if len(layout.sizes) > 1 else 0.0
+    for axis, (n, full) in enumerate(zip(layout.sizes, layout.full, strict=True)):
+        if not full:
+            continue
+        product = 2 * entries * n  # the gradient, or anything of its size, times a basis
+        cube = 2 * layout.pieces * (layout.blocks if axis == 0 else 1) * n**3
+        # When bases turn: W, and turning momentum and direction; then the map, B Q, mending B, and the residual.
+        large = 1 + momentum + group["turn_first"]
+        maps = {"quadratic": 1, "truncated": 4, "exact": 4 / 3}[group["maps"]]
+        small = maps + 1 + (2 if group["reorthonormalize"] else 0) + (2 if group["residual"] else 0)
+        total += rotations * product + (large * product + small * cube) / interval
+    return total
+
+
+def spectra_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return eigenvalues (descending), condition number and speed of rotation of each axis."""
+    axes = sorted(int(name.removeprefix("eigs_")) for name in state if name.startswith("eigs_"))
+    found: dict[str, Any] = {"scale": state["scale"].double().square()}
+    for axis in axes:
+        eigs = state[f"eigs_{axis}"].flatten(1)
+        found[f"eigenvalues_{axis}"] = eigs.sort(descending=True).values
+        found[f"condition_{axis}"] = eigs.amax(-1) / eigs.amin(-1)
+        if f"speed_{axis}" in state:
+            found[f"speed_{axis}"] = torch.as_tensor(state[f"speed_{axis}"]).clone()
+    return found
+
+
+def candidate_of(group: dict[str, Any], param: Tensor) -> Candidate:
+    """Say what stepping a parameter costs, so that ranks can share the work."""
+    layout = layout_of(group, param)
+    state = initial_state(group, param, layout, device="meta")
+    flops = matmul_flops(layout, group, interval_at(group["interval"], group["count"]))
+    memory = sum(t.numel() * t.element_size() for t in state.values())
+    costs = (flops / layout.pieces, memory / layout.pieces, param.numel() / layout.pieces)
+    return Candidate(param, layout, costs, state["scale"].dtype)
+
+
+class Snapshot(NamedTuple):
+    """One side of one parameter at one time.
+
+    Attributes:
+        eigenvalues: some of the eigenvalues of the side's factor, which has determinant one, evenly from the largest to
+            the smallest.
+        condition: largest eigenvalue divided by the smallest.
+        speed: Frobenius norm of the last rotation's generator, averaged over blocks; 0 is rest.
+    """
+
+    eigenvalues: list[float]
+    condition: float
+    speed: float
+
+
+class SpectraLog:
+    """Spectra, condition numbers and rotation speeds of an optimizer's bases over training.
+
+    Example:
+        >>> import torch
+        >>> from eigenstep import Spectral
+        >>> from eigenstep.optim import SpectraLog
+        >>> model = torch.nn.Linear(8, 4)
+        >>> optimizer, log = Spectral(model.named_parameters()), SpectraLog()
+        >>> for _ in range(3):
+        ...     model(torch.randn(2, 8)).square().mean().backward()
+        ...     _ = optimizer.step()
+        ...     log.record(optimizer)
+        >>> sorted(log.snapshots)
+        ['weight, side 0', 'weight, side 1']
+    """
+
+    def __init__(self, points: int = 32) -> None:
+        """Start a log.
+
+        Args:
+            points: number of eigenvalues of each side to keep at each time.
+        """
+        if points < 2:
+            raise ValueError(f"points must be at least 2, got {points}")
+        self.points = points
+        self.steps: list[int] = []
+        self.snapshots: dict[str, list[tuple[int, Snapshot]]] = {}
+
+    def record(self, optimizer: Spectral) -> None:
+        """Take down the present state; numbers are read from the device once, so it is cheap enough for every step."""
+        step = optimizer.param_groups[0]["count"]
+        self.steps.append(step)
+        names, rows = [], []
+        for name, found in optimizer.spectra().items():
+            for axis in range(sum(key.startswith("eigenvalues") for key in found)):
+                if f"speed_{axis}" in found:
+                    names.append(f"{name}, side {axis}")
+                    rows.append(self._row(found, axis))
+        for name, row in zip(names, torch.stack(rows).tolist() if rows else [], strict=True):
+            self.snapshots.setdefault(name, []).append((step, Snapshot(row[2:], row[0], row[1])))
+
+    def _row(self, found: dict[str, Tensor], axis: int) -> Tensor:
+        eigs = found[f"eigenvalues_{axis}"].flatten().sort(descending=True).values
+        places = torch.linspace(0, len(eigs) - 1, self.points, device=eigs.device).round().long()
+        numbers = torch.stack([found[f"condition_{axis}"].amax(), found[f"speed_{axis}"].mean()])
+        return torch.cat([numbers, eigs[places]]).double()
+
+    def plot(self, path: str | Path, side: str | None = None) -> Path:
+        """Draw eigenvalues of one side at all times, condition numbers and speeds of all sides; needs matplotlib.
+
+        Args:
+            path: where to write the picture; its ending decides the format.
+            side: whose eigenvalues to draw, a key of ``snapshots``; by default those with the largest condition number
+                at the end.
+        """
+        from .. import plotting as plots
+
+        if not self.snapshots:
+            raise ValueError("there is nothing to draw: no basis was recorded")
+        side = max(self.snapshots, key=lambda key: self.snapshots[key][-1][1].condition) if side is None else side
+        if side not in self.snapshots:
+            raise ValueError(f"side must be one of {', '.join(map(repr, self.snapshots))}, got {side!r}")
+        drawn, ((spectra, conditions, speeds),) = plots.figure(columns=3)
+        history = self.snapshots[side]
+        for index, (step, snapshot) in enumerate(history):
+            label = f"step {step}" if index in (0, len(history) - 1) else None
+            color = plots.shade(index / max(1, len(history) - 1))
+            ranks = torch.linspace(0, 1, len(snapshot.eigenvalues)).tolist()
+            spectra.plot(ranks, snapshot.eigenvalues, color=color, label=label)
+        spectra.set(title=side, xlabel="rank, from the largest to the smallest", ylabel="eigenvalue", yscale="log")
+        spectra.legend(fontsize=8)
+        for name, records in self.snapshots.items():
+            steps = [step for step, _ in records]
+            conditions.plot(steps, [snapshot.condition for _, snapshot in records], label=name)
+            speeds.plot(steps, [snapshot.speed for _, snapshot in records], label=name)
+        conditions.set(title="Condition number", xlabel="step", yscale="log")
+        speeds.set(title="Speed of rotation", xlabel="step", ylabel="norm of the generator")
+        if len(self.snapshots) <= 12:
+            conditions.legend(fontsize=6)
+        return plots.save(drawn, path)
