@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from eigenstep.search import History, Search, minimize, minimize_many, run
+from eigenstep.search import History, Search, minimize, minimize_batch, run
 from eigenstep.search.noise import Reevaluation, rank_change
 
 from .problems import Array, ellipsoid, rosenbrock, sphere
@@ -45,16 +45,6 @@ def test_a_batch_that_fails_fails_as_a_whole() -> None:
     result = minimize(fun, np.ones(3), 0.5, seed=0, target=1e-8, batched=True)
     assert result.success
     assert result.failures == 7 * (calls // 3) or result.failures == 8 * (calls // 3)
-
-
-def test_a_function_that_always_raises_ends_with_its_message() -> None:
-    def fun(x: Array) -> float:
-        raise KeyError("forgotten")
-
-    result = minimize(fun, np.ones(3), 0.5)
-    assert result.reason == "failed"
-    assert not result.success
-    assert result.first_failure == "KeyError: 'forgotten'"
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -141,7 +131,7 @@ def test_many_runs_are_like_single_ones(separable: bool) -> None:
     """They draw other random numbers, so what can be compared is how many evaluations they need."""
     rng = np.random.default_rng(0)
     starts = rng.standard_normal((20, 5))
-    many = minimize_many(lambda x: ellipsoid(x, 100.0), starts, 1.0, seed=0, target=1e-8, separable=separable)
+    many = minimize_batch(lambda x: ellipsoid(x, 100.0), starts, 1.0, seed=0, target=1e-8, separable=separable)
     assert many.success.all()
     assert many.x.shape == (20, 5)
     np.testing.assert_allclose(ellipsoid(many.x, 100.0), many.fun)
@@ -155,7 +145,7 @@ def test_many_runs_are_like_single_ones(separable: bool) -> None:
 
 def test_one_of_many_is_exactly_a_single_run() -> None:
     """With the same random numbers: a batch of one."""
-    many = minimize_many(sphere, np.ones((1, 4)), 0.5, seed=3, target=1e-6)
+    many = minimize_batch(sphere, np.ones((1, 4)), 0.5, seed=3, target=1e-6)
     one = minimize(sphere, np.ones(4), 0.5, seed=3, target=1e-6, batched=True)
     np.testing.assert_array_equal(many.x[0], one.x)
     assert many.nfev[0] == one.nfev
@@ -168,7 +158,7 @@ def test_finished_runs_stay_as_they_are_and_each_may_have_its_own_function() -> 
         assert x.shape[:1] == (3,)
         return (x - centers[:, None]).square().sum(-1)
 
-    many = minimize_many(fun, torch.zeros(3, 3, dtype=torch.float64), 0.1, seed=0)
+    many = minimize_batch(fun, torch.zeros(3, 3, dtype=torch.float64), 0.1, seed=0)
     assert many.success.all()
     assert isinstance(many.x, torch.Tensor)
     torch.testing.assert_close(many.x, centers, atol=1e-8, rtol=0)
@@ -177,9 +167,9 @@ def test_finished_runs_stay_as_they_are_and_each_may_have_its_own_function() -> 
 
 def test_bad_batches_of_runs() -> None:
     with pytest.raises(ValueError, match="of shape"):
-        minimize_many(sphere, np.ones(3), 0.5)
+        minimize_batch(sphere, np.ones(3), 0.5)
     with pytest.raises(ValueError, match="values of shape"):
-        minimize_many(lambda x: x, np.ones((2, 3)), 0.5)
+        minimize_batch(lambda x: x, np.ones((2, 3)), 0.5)
 
 
 # Noise.
@@ -194,7 +184,7 @@ def test_rank_change_tells_noise_from_none() -> None:
 
 def test_values_are_averaged() -> None:
     noise = Reevaluation(repeats=3.0)
-    plan = noise.plan(10)
+    plan = noise.plan(10, 1000)
     np.testing.assert_array_equal(np.bincount(plan), [4, 4, *[3] * 8])
     values = plan + np.where(np.arange(len(plan)) >= 30, 0.4, 0.0)
     np.testing.assert_allclose(noise.average(plan, values), [0.1, 1.1, *range(2, 10)])

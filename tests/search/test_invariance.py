@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eigenstep.search import Search
+from eigenstep.search import METHODS, Search
 from eigenstep.search.nes import PaperNES
-from eigenstep.search.search import METHODS
 from eigenstep.search.spectral import SpectralGaussian
 
 from .problems import Array, rosenbrock, rotation

@@ -62,7 +62,7 @@ def test_float32_points_are_recognized_when_they_come_back(monkeypatch: pytest.M
     search = Search(torch.ones(3), 0.5, seed=0)
     x = search.ask()
     assert search._asked is not None
-    want = search._asked[1].copy()
+    want = search._asked.z.copy()
     np.testing.assert_array_equal(search._whitened(x.double().numpy(), None), want)
     order = [2, 0, 1, *range(3, len(x))]
     np.testing.assert_array_equal(search._whitened(x[order].double().numpy(), None), want[order])
@@ -152,14 +152,14 @@ def test_states_of_other_searches_are_refused() -> None:
 
 def test_ipop_doubles_and_bipop_alternates() -> None:
     rng = np.random.default_rng(0)
-    ipop, start, sizes = Restarts("ipop", 8), Start(8), []
+    ipop, start, sizes = Restarts(8), Start(8), []
     for _ in range(4):
-        start = ipop.next(start, 100, rng)
+        start = ipop(start, 100, rng)
         sizes.append(start.population)
     assert sizes == [16, 32, 64, 128]
-    bipop, start, made = Restarts("bipop", 8), Start(8), []
+    bipop, start, made = Restarts(8, bipop=True), Start(8), []
     for _ in range(12):
-        start = bipop.next(start, 1000 if start.large else 300, rng)
+        start = bipop(start, 1000 if start.large else 300, rng)
         made.append(start)
     assert made[0].large
     large, small = [s for s in made if s.large], [s for s in made if not s.large]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from eigenstep.search import REASONS, Result, Search, minimize
+from eigenstep.search import REASONS, Search, SearchResult, minimize
 from eigenstep.search.stopping import Progress
 
 from .problems import Array, ellipsoid, rastrigin, sphere
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[Callable[[Array], float], dict[str, object]]] = {
 }
 
 
-def solve(name: str) -> Result:
+def solve(name: str) -> SearchResult:
     fun, options = CASES[name]
     return minimize(fun, np.full(2, 1e8 if name == "no_effect" else 1.5), 1.0, seed=0, **options)  # type: ignore[arg-type]
 
@@ -63,7 +63,7 @@ def test_each_reason(name: str) -> None:
 
 
 def test_every_reason_is_tested() -> None:
-    assert set(CASES) | {"stagnation"} == set(REASONS)
+    assert set(CASES) | {"stagnation", "interrupted"} == set(REASONS)
 
 
 def test_stagnation() -> None:

@@ -1,9 +1,24 @@
 """Search without gradients: minimize functions of which only values are known."""
 
-from .batch import ManyResults, minimize_many
-from .driver import Result, minimize, run
+from .batch import BatchResult, minimize_batch
+from .driver import SearchResult, minimize, run
 from .history import History
+from .methods import METHODS, Distribution
+from .restarts import SCHEDULES, Start
 from .search import Search
 from .stopping import REASONS
 
-__all__ = ["REASONS", "History", "ManyResults", "Result", "Search", "minimize", "minimize_many", "run"]
+__all__ = [
+    "METHODS",
+    "REASONS",
+    "SCHEDULES",
+    "BatchResult",
+    "Distribution",
+    "History",
+    "Search",
+    "SearchResult",
+    "Start",
+    "minimize",
+    "minimize_batch",
+    "run",
+]

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
+from .inputs import Form
 
 MARGIN = 0.1
 """Largest margin of a bound, as a part of the distance between the bounds."""
@@ -45,7 +46,12 @@ class Domain:
 
     @classmethod
     def build(
-        cls, scale: Array, bounds: object, integers: Sequence[int] | NDArray[np.bool_] | None, sigma: float = 1.0
+        cls,
+        scale: Array,
+        bounds: object,
+        integers: Sequence[int] | NDArray[np.bool_] | None,
+        sigma: float = 1.0,
+        form: Form | None = None,
     ) -> Domain:
         """Check what the user asks for.
 
@@ -55,9 +61,10 @@ class Domain:
             bounds: ``None``, a pair ``(lower, upper)`` of numbers, ``None`` or one of them for each coordinate, or one
                 pair for each coordinate.
             integers: indices of integer coordinates, or a mask.
+            form: type of the points, in whose number format the bounds hold.
         """
-        d = len(scale)
-        lower, upper = _read_bounds(bounds, d)
+        d, form = len(scale), form or Form()
+        lower, upper = (form.round(side) for side in _read_bounds(bounds, d))
         mask = _read_integers(integers, d)
         with np.errstate(invalid="ignore"):
             lower, upper = np.where(mask, np.ceil(lower), lower), np.where(mask, np.floor(upper), upper)

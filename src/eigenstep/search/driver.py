@@ -3,48 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..core.arguments import check_function
 from ..core.progress import bar
-from .evaluation import Evaluator, Point
-from .history import History
+from ..core.result import Result
+from .evaluation import Evaluator
+from .inputs import Point
+from .noise import mean
 from .search import Search
 from .stopping import REASONS
 
 
-@dataclass(frozen=True)
-class Result:
-    """What came out.
+@dataclass(frozen=True, kw_only=True)
+class SearchResult(Result):
+    """What came out of a search without gradients.
+
+    ``reason`` is a key of ``eigenstep.search.REASONS``; ``history`` is a :class:`~eigenstep.search.History`, which
+    ``history.plot("search.png")`` draws; ``success`` says whether the search has converged or, if there is one, reached
+    the target, at a point with a finite value.
 
     Attributes:
         x: the best point found; with ``noisy=True`` the center of the distribution.
-        fun: its value; with ``noisy=True`` the mean of several evaluations there.
-        nfev: evaluations.
-        nit: generations.
-        reason: name of the reason to stop, a key of ``eigenstep.search.REASONS``.
-        message: the reason as a sentence.
-        success: whether the search has converged or, if there is one, reached the target.
+        fun: its value, ``inf`` if no evaluation gave a finite one; with ``noisy=True`` the mean of several there.
         restarts: how often it started again.
         failures: evaluations that raised, timed out or did not give a finite number.
         first_failure: what the first one that raised said.
-        history: what happened; ``history.plot("search.png")`` draws it.
     """
 
     x: Point
     fun: float
-    nfev: int
-    nit: int
-    reason: str
-    message: str
-    success: bool
     restarts: int
     failures: int
     first_failure: str | None
-    history: History = field(repr=False)
 
 
 def minimize(
@@ -58,22 +52,27 @@ def minimize(
     callback: Callable[[Search], object] | None = None,
     progress: bool = False,
     **options: Any,
-) -> Result:
+) -> SearchResult:
     """Minimize a function of which only values are known.
 
     Args:
-        fun: takes a vector like ``x0`` and returns a number. It may raise, or return NaN or an infinity: such points
-            count as worse than all others.
+        fun: takes a vector like ``x0``, a copy that it may change, and returns a number. It may raise, or return NaN or
+            an infinity: such points count as worse than all others. But if it raises at every point of the first
+            generation, so does this.
         x0: where to start; see :class:`Search`.
         sigma0: how far from ``x0`` to look at first; see :class:`Search`.
         batched: ``fun`` takes all points of a generation as the rows of a matrix and returns a vector of values.
-        executor: evaluate in parallel, on any ``concurrent.futures.Executor`` or a Dask client. A function that returns
-            an executor also works; it is called again if the executor breaks.
+        executor: evaluate in parallel, on any ``concurrent.futures.Executor`` or a Dask client. Better a function that
+            returns a new executor: it is called again if the executor breaks, or if evaluations run on after the
+            ``timeout``, whose processes are then ended. The search closes what such a function has returned.
         timeout: with an executor, seconds that one generation may take; evaluations not done by then have failed.
         callback: called with the search after each generation; the search stops if it returns ``True``.
         progress: show a progress bar; needs the package ``rich``.
         **options: all other arguments of :class:`Search`: ``method``, ``population``, ``bounds``, ``integers``,
             ``restarts``, ``noisy``, ``seed``, ``target``, ``max_evals`` and so on.
+
+    Returns:
+        The best point and how it was found. After Ctrl-C the best point so far, with the reason "interrupted".
     """
     check_function(fun, "fun")
     search = Search(x0, sigma0, **options)
@@ -89,44 +88,61 @@ def run(
     timeout: float | None = None,
     callback: Callable[[Search], object] | None = None,
     progress: bool = False,
-) -> Result:
+) -> SearchResult:
     """Take a search to its end, also one that was saved on the way; arguments as for :func:`minimize`."""
     check_function(fun, "fun")
     if callback is not None:
         check_function(callback, "callback")
     evaluate = Evaluator(fun, batched=batched, executor=executor, timeout=timeout)
-    with bar(search.max_evals, progress) as show:
-        while search.stop() is None:
-            points = search.ask()
-            search.tell(points, evaluate(points))
-            show(search.evaluations, f"value {search.best_fun:.6g}, σ {search.sigma:.1e}")
-            if callback is not None and callback(search) is True:
-                search.end("callback")
-    return _result(search, evaluate)
+    points: Any = ()
+    try:
+        with bar(search.max_evals, progress) as show:
+            while search.stop() is None:
+                points = search.ask()
+                values = evaluate(points)
+                if search.iterations == 0 and not np.isfinite(values).any():
+                    evaluate.explain_failure(len(values))
+                search.tell(points, values)
+                show(search.evaluations, f"value {search.best_fun:.6g}, σ {search.sigma:.1e}")
+                if callback is not None and callback(search) is True:
+                    search.end("callback")
+        return _result(search, evaluate)
+    except KeyboardInterrupt:
+        finished = evaluate.finished
+        search.see(points[: len(finished)], finished)
+        if search.best is None:
+            raise
+        search.end("interrupted")
+        return _result(search, evaluate)
+    finally:
+        evaluate.close()
 
 
-def _result(search: Search, evaluate: Evaluator) -> Result:
-    x, value, nfev = search.best, search.best_fun, search.evaluations
-    if search.noise is not None or x is None:
-        x = search.mean
-    if search.noise is not None:
-        again = max(2, int(search.noise.repeats))
-        finite = evaluate(search.repeat_mean(again))
-        value, nfev = float(np.mean(finite)), nfev + again
+def _result(search: Search, evaluate: Evaluator) -> SearchResult:
     reason = search.stop()
     assert reason is not None
+    x, value, nfev, failures = search.best, search.best_fun, search.evaluations, search.failures
+    x = search.mean if x is None else x
+    again = 0 if search.noise is None else min(search.noise.final, search.max_evals - nfev)
+    if again > 0 and reason != "interrupted":
+        # The best of many noisy values is a lucky one; what counts is the center, evaluated anew.
+        values = evaluate(search.repeat_mean(again))
+        finite = values[np.isfinite(values)]
+        nfev, failures = nfev + len(values), failures + len(values) - len(finite)
+        if len(finite):
+            x, value = search.mean, float(mean(finite))
     meaning = REASONS[reason]
-    success = meaning.success and (search.target is None or search.best_fun <= search.target or reason == "callback")
-    return Result(
+    found = search.target is None or search.best_fun <= search.target or reason == "callback"
+    return SearchResult(
         x=x,
         fun=value,
         nfev=nfev,
         nit=search.iterations,
         reason=reason,
         message=meaning.message,
-        success=success,
+        success=meaning.success and found and bool(np.isfinite(value)),
         restarts=search.restarts,
-        failures=search.failures,
+        failures=failures,
         first_failure=evaluate.first_failure,
         history=search.history,
     )

@@ -10,18 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from ..core.arguments import check_number
 from ..core.numpy_twin import Array
-
-Point = Any
-"""A numpy array or a torch tensor, as the user's start is."""
+from .inputs import Point, copy_point, to_number, to_numpy
 
 
 class Evaluator:
-    """Calls the user's function and keeps count of what went wrong.
+    """Calls the user's function with copies of points, and keeps what went wrong.
 
     Attributes:
-        failures: how many evaluations raised, timed out or were lost with their worker.
-        first_failure: what the first of them said.
+        first_error: the first exception of an evaluation: what the function raised, or that it took too long.
     """
 
     def __init__(
@@ -38,7 +36,7 @@ class Evaluator:
             fun: takes one point, or the whole population if ``batched``.
             batched: call ``fun`` once, with the population as rows, for all values.
             executor: has ``submit``, like every ``concurrent.futures.Executor``; or is a Dask client; or a function
-                without arguments that returns an executor, called again should the executor break.
+                without arguments that returns an executor, called again should the executor break or its workers hang.
             timeout: seconds that the evaluation of one population may take on the executor; what is not done by then
                 has failed.
         """
@@ -46,29 +44,69 @@ class Evaluator:
             raise ValueError("batched evaluates all points in one call, so it cannot be combined with an executor")
         if timeout is not None and executor is None:
             raise ValueError("timeout needs an executor: without one, nothing could interrupt fun")
-        self.failures = 0
-        self.first_failure: str | None = None
+        if timeout is not None:
+            check_number(timeout, "timeout", 0.0)
+        self.first_error: BaseException | None = None
         self._fun, self._batched, self._timeout = fun, batched, timeout
         self._factory = None if executor is None or hasattr(executor, "submit") else executor
         if self._factory is not None and not callable(self._factory):
             raise TypeError(f"executor must have a method submit, or return such an object; got {executor!r}")
-        self._executor = self._prepare(executor if self._factory is None else self._factory())
+        self._executor = self._prepare(executor) if self._factory is None else None
+        self._values: list[float] = []
+
+    @property
+    def first_failure(self) -> str | None:
+        """What the first exception said."""
+        return None if self.first_error is None else f"{type(self.first_error).__name__}: {self.first_error}"
+
+    @property
+    def finished(self) -> Array:
+        """Values of the first points of a population whose evaluation was interrupted."""
+        return np.array(self._values)
 
     def __call__(self, points: Sequence[Point]) -> Array:
         """Return the values of points (rows); NaN stands for a failure."""
+        self._values = []
         if self._batched:
-            return self._call_batched(points)
-        if self._executor is None:
-            return np.array([self._guard(self._fun, point) for point in points])
-        return self._call_on_workers(points)
+            values = self._call_batched(points)
+        elif self._executor is None and self._factory is None:
+            values = self._collect(lambda point: self._fun(copy_point(point)), points)
+        else:
+            values = self._call_on_workers(points)
+        self._values = []
+        return values
+
+    def explain_failure(self, count: int) -> None:
+        """Raise because nothing could be evaluated, if it was for an exception that will come again."""
+        lost = isinstance(self.first_error, BrokenExecutor) and self._factory is not None
+        if self.first_error is not None and not lost:
+            raise RuntimeError(
+                f"fun failed at all {count} points of the first generation, so there is nothing to learn from; the "
+                f"first failure was {self.first_failure}. If only some points cannot be evaluated, start elsewhere or "
+                "with a smaller sigma0, or return NaN for them"
+            ) from self.first_error
+
+    def close(self) -> None:
+        """Give up the executor if it was made here; workers that still hang are ended."""
+        if self._factory is not None and self._executor is not None:
+            _discard(self._executor)
+            self._executor = None
+
+    def _collect(self, evaluate: Callable[[Any], object], arguments: Sequence[Any]) -> Array:
+        for argument in arguments:
+            self._values.append(self._guard(evaluate, argument))
+        return np.array(self._values)
 
     def _call_batched(self, points: Any) -> Array:
         try:
-            values = self._fun(points)
+            values = self._fun(copy_point(points))
         except Exception as error:
-            self._note(error, len(points))
+            self._note(error)
             return np.full(len(points), np.nan)
-        array = to_numpy(values)
+        try:
+            array = to_numpy(values)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"fun must return one real number per row ({error})") from error
         if array.shape != (len(points),):
             raise ValueError(f"fun must return one value per row, {len(points)} in all; got shape {array.shape}")
         return array
@@ -81,59 +119,55 @@ class Evaluator:
             if future is None:  # could not be submitted, which is on record
                 return float("nan")
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                return future.result(left)
-            except futures.TimeoutError:  # the built-in one from Python 3.11 on
-                future.cancel()
-                raise
+            return future.result(left)
 
-        return np.array([self._guard(wait, future) for future in submitted])
+        try:
+            values = self._collect(wait, submitted)
+        finally:
+            # A running evaluation cannot be canceled: it hangs, or the search was interrupted.
+            canceled = [future is None or future.done() or future.cancel() for future in submitted]
+            if not all(canceled):
+                self.close()
+        return values
 
     def _submit(self, point: Point) -> Future[object] | None:
-        try:
-            future: Future[object] = self._executor.submit(self._fun, point)
-            return future
-        except BrokenExecutor as error:
-            self._note(error, 1)
-            if self._factory is not None:
+        for _ in range(2):  # the second time on a new executor
+            if self._executor is None:
+                assert self._factory is not None
                 self._executor = self._prepare(self._factory())
-            return None
+            try:
+                future: Future[object] = self._executor.submit(self._fun, copy_point(point))
+                return future
+            except BrokenExecutor as error:
+                self._note(error)
+                self.close()
+        return None
 
     def _guard(self, evaluate: Callable[[Any], object], argument: Any) -> float:
         try:
             value = evaluate(argument)
         except (Exception, futures.CancelledError) as error:
-            self._note(error, 1)
+            self._note(error)
             return float("nan")
         return to_number(value)
 
-    def _note(self, error: BaseException, count: int) -> None:
-        self.failures += count
-        if self.first_failure is None:
-            self.first_failure = f"{type(error).__name__}: {error}"
+    def _note(self, error: BaseException) -> None:
+        if self.first_error is None:
+            self.first_error = error
 
     @staticmethod
     def _prepare(executor: Any) -> Any:
+        if executor is None:
+            return None
+        if not hasattr(executor, "submit"):
+            raise TypeError(f"executor must have a method submit, or return such an object; got {executor!r}")
         # A Dask client takes equal calls for one unless told otherwise; its executor does what others do.
         return executor.get_executor(pure=False) if hasattr(executor, "get_executor") else executor
 
 
-def to_number(value: object) -> float:
-    """Return a function value as a float, or say what is wrong with it."""
-    if isinstance(value, (int, float)):
-        return float(value)
-    try:
-        array = to_numpy(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"fun must return a number, got {type(value).__name__}") from error
-    if array.size != 1:
-        raise TypeError(f"fun must return a number, got an array of shape {array.shape}")
-    return float(array.reshape(()))
-
-
-def to_numpy(values: object) -> Array:
-    """Return numbers as a float64 array, from any device."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().double().numpy()
-    array: Array = np.asarray(values, dtype=np.float64)
-    return array
+def _discard(executor: Any) -> None:
+    """Shut an executor down without waiting, and end its processes, which may hang; threads cannot be ended."""
+    processes = list((getattr(executor, "_processes", None) or {}).values())
+    executor.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.kill()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+import io
+import math
+import zipfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
 
@@ -16,6 +20,8 @@ LIMIT = 200
 """When there are this many records, every second one is forgotten and half as many are made from then on."""
 SHOWN = 64
 """Of longer vectors, this many evenly spaced entries are recorded."""
+LARGEST_ARRAY = 1_000_000
+"""Bytes of the largest array that a file may hold, several times LIMIT * SHOWN numbers."""
 
 
 @dataclass
@@ -76,9 +82,22 @@ class History:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> History:
-        """Build from what :meth:`as_dict` returned."""
-        lists = {n: list(state[n]) if np.ndim(state[n]) > 1 else np.asarray(state[n]).tolist() for n in LISTS}
-        return cls(**lists, stride=int(state["stride"]), seen=int(state["seen"]))
+        """Build from what :meth:`as_dict` returned, or raise a ``ValueError``."""
+        arrays = {name: np.asarray(state[name]) for name in (*LISTS, *NUMBERS)}
+        records = arrays["nfev"].shape
+        for name, array in arrays.items():
+            vectors = name in VECTORS and records != (0,)
+            expected = () if name in NUMBERS else records
+            if array.shape[:1] != expected or array.ndim != len(expected) + vectors:
+                raise ValueError(f"{name!r} has shape {array.shape}")
+            whole = name in (*NUMBERS, *WHOLE)
+            if array.dtype.kind not in ("iu" if whole and array.size else "iuf"):
+                raise ValueError(f"{name!r} holds {array.dtype}")
+        stride, seen = (int(arrays[name]) for name in NUMBERS)
+        if len(records) != 1 or records[0] >= LIMIT or stride < 1 or seen < 0:
+            raise ValueError(f"{records} records with stride {stride} of {seen} generations")
+        lists = {n: list(arrays[n]) if n in VECTORS else arrays[n].tolist() for n in LISTS}
+        return cls(**lists, stride=stride, seen=seen)
 
     def save(self, path: str | Path) -> None:
         """Write a table of numbers (``.csv``) or all records (``.npz``, for :meth:`load`)."""
@@ -97,12 +116,17 @@ class History:
 
     @classmethod
     def load(cls, path: str | Path) -> History:
-        """Read what :meth:`save` wrote to an ``.npz`` file."""
+        """Read what :meth:`save` wrote to an ``.npz`` file.
+
+        The file is not trusted: nothing in it is executed, and at most a few megabytes of it are read.
+
+        Raises:
+            ValueError: if the file is missing, damaged or something else.
+        """
         try:
-            with np.load(path) as file:
-                return cls.from_dict(file)
-        except (OSError, ValueError, KeyError) as error:
-            raise ValueError(f"{path} is not a history that was saved as .npz ({error})") from error
+            return cls.from_dict(read_arrays(Path(path), (*LISTS, *NUMBERS)))
+        except Exception as error:  # a damaged archive can make its readers raise almost anything
+            raise ValueError(f"{path} is not a history that was saved as .npz, or is damaged ({error!r})") from error
 
     def plot(self, path: str | Path) -> Path:
         """Draw values, step size, coordinates, axes and deviations against evaluations, as users of pycma know it."""
@@ -132,7 +156,34 @@ class History:
         return plots.save(drawn, path)
 
 
-LISTS = tuple(entry.name for entry in fields(History) if entry.name not in ("stride", "seen"))
+NUMBERS = ("stride", "seen")
+VECTORS = ("axes", "mean", "deviations")
+WHOLE = ("nfev", "population", "run")
+LISTS = tuple(entry.name for entry in fields(History) if entry.name not in NUMBERS)
+
+
+def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """Read arrays of numbers from an ``.npz`` file that may hold anything.
+
+    NumPy's own reader would allocate whatever size a damaged header claims.
+    """
+    arrays = {}
+    with zipfile.ZipFile(path) as archive:
+        for name in names:
+            with archive.open(f"{name}.npy") as member:
+                content = member.read(LARGEST_ARRAY + 1)
+                if len(content) > LARGEST_ARRAY:  # a whole one was compared with its checksum
+                    raise ValueError(f"{name!r} is too large")
+            file = io.BytesIO(content)
+            version = np.lib.format.read_magic(file)
+            if version != (1, 0):
+                raise ValueError(f"{name!r} has version {version}")
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=1000)
+            data = content[file.tell() :]
+            if fortran or dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
+                raise ValueError(f"{name!r} does not hold what its header says")
+            arrays[name] = np.frombuffer(data, dtype).reshape(shape)
+    return arrays
 
 
 def thin(vector: Array) -> Array:

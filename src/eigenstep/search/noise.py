@@ -34,10 +34,23 @@ class Reevaluation:
     repeats: float = 1.0
     most: int = 64
 
-    def plan(self, population: int) -> NDArray[np.int64]:
-        """Return which sample each evaluation is of: all ``repeats`` times, then a few once more."""
-        again = min(population, max(2, population // 5))
-        return np.concatenate([np.repeat(np.arange(population), int(self.repeats)), np.arange(again)])
+    @property
+    def final(self) -> int:
+        """How often to evaluate the answer."""
+        return max(2, int(self.repeats))
+
+    def plan(self, population: int, left: int) -> NDArray[np.int64]:
+        """Return which sample each evaluation is of: all ``repeats`` times, then a few once more.
+
+        Args:
+            population: number of samples, at least 4.
+            left: how many evaluations there may be; where that is too few, all of them are used.
+        """
+        repeats, again = int(self.repeats), max(2, population // 5)
+        if repeats * population + again > left:
+            population = min(population, left)
+            repeats, again = divmod(left, population)
+        return np.concatenate([np.repeat(np.arange(population), repeats), np.arange(again)])
 
     def average(self, plan: NDArray[np.int64], values: Array) -> Array:
         """Return the mean value of each sample, and learn how noisy they are.
@@ -47,17 +60,24 @@ class Reevaluation:
             values: one for each evaluation; a failure makes its sample fail.
         """
         population = int(plan.max()) + 1
-        regular = population * int(self.repeats)
+        repeats = int((plan == population - 1).sum())
         values = sanitize(values)
-        first = values[:regular].reshape(population, -1).mean(1)
-        again = values[regular:]
-        excess = rank_change(first, again)
+        first = mean(values[: population * repeats].reshape(population, -1))
+        again = values[population * repeats :]
+        if not len(again):
+            return first
         # Before the first look is beyond doubt, do not react to it strongly: one step in either direction.
-        self.repeats = float(np.clip(self.repeats * (GROWTH if excess > 0 else DECAY), 1.0, self.most))
+        change = GROWTH if rank_change(first, again) > 0 else DECAY
+        self.repeats = float(np.clip(self.repeats * change, 1.0, self.most))
         means = first.copy()
-        share = 1 / (regular // population + 1)
+        share = 1 / (repeats + 1)
         means[: len(again)] = (1 - share) * first[: len(again)] + share * again
         return means
+
+
+def mean(values: Array) -> Array:
+    """Return the mean along the last axis, of at most 128 numbers whose sum might overflow."""
+    return (values / 128).mean(-1) * 128
 
 
 def rank_change(first: Array, again: Array) -> float:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+
+from ..core.arguments import check_number, check_size
+from .inputs import check_population, choose
+from .methods import even
 
 
 @dataclass(frozen=True)
@@ -23,43 +30,49 @@ class Start:
     max_evals: int | None = None
     large: bool = True
 
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        check_population(self.population)
+        check_number(self.width, "width", 1e-100)
+        if self.max_evals is not None:
+            check_size(self.max_evals, "max_evals")
+
+
+Schedule = Callable[[Start, int, np.random.Generator], "Start | None"]
+"""``schedule(ended, evals, rng)``: how the run that is over began, and the evaluations it used; returns how the next
+one begins, or ``None`` to stop."""
+
 
 @dataclass
 class Restarts:
-    """What all runs so far have used.
+    """The schedules that have names, and what all runs so far have used.
 
     Attributes:
-        schedule: "ipop" doubles the population at every restart (Auger and Hansen, 2005). "bipop" also makes small,
-            narrow runs in between, as long as they have used fewer evaluations than the large ones (Hansen, 2009).
         first: population of the first run.
+        bipop: whether to make small, narrow runs in between, as long as they have used fewer evaluations than the large
+            ones (Hansen, 2009). Without them, the population doubles at every restart (Auger and Hansen, 2005).
         doublings: how often the population has doubled.
         large_evals: evaluations of the runs with growing populations.
         small_evals: evaluations of the others.
         last_large: evaluations of the last run with a growing population.
     """
 
-    schedule: str
     first: int
+    bipop: bool = False
     doublings: int = 0
     large_evals: int = 0
     small_evals: int = 0
     last_large: int = 0
 
-    def next(self, ended: Start, evals: int, rng: np.random.Generator) -> Start:
-        """Return the next start.
-
-        Args:
-            ended: how the run that is over began.
-            evals: how many evaluations it used.
-            rng: source of randomness.
-        """
+    def __call__(self, ended: Start, evals: int, rng: np.random.Generator) -> Start:
+        """Return the next start; see :data:`Schedule`."""
         if ended.large:
             self.large_evals += evals
             self.last_large = evals
         else:
             self.small_evals += evals
         # The first two runs are large ones: there is nothing yet for the others to be smaller than.
-        if self.schedule == "bipop" and self.doublings > 0 and self.small_evals < self.large_evals:
+        if self.bipop and self.doublings > 0 and self.small_evals < self.large_evals:
             ratio = 2**self.doublings / 2
             population = int(self.first * ratio ** (rng.uniform() ** 2))
             return Start(even(population), 10 ** (-2 * rng.uniform()), max(1, self.last_large // 2), large=False)
@@ -67,6 +80,13 @@ class Restarts:
         return Start(self.first * 2**self.doublings)
 
 
-def even(population: int) -> int:
-    """Round up to an even number, so that samples come in pairs."""
-    return population + population % 2
+SCHEDULES: Mapping[str, Callable[[int], Restarts]] = {"ipop": Restarts, "bipop": partial(Restarts, bipop=True)}
+
+
+def find_schedule(restarts: object, population: int) -> Schedule | None:
+    """Return a schedule by its name, or a function of the user's own, copied because it may remember something."""
+    if restarts is None:
+        return None
+    if callable(restarts):
+        return deepcopy(restarts)
+    return choose(restarts, "restarts", SCHEDULES)(population)

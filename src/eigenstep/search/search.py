@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
+from .asked import Asked
 from .domain import Domain
-from .evaluation import Point, to_numpy
 from .history import History
-from .inputs import Form, check_options, read_sigma, read_vector
-from .nes import PaperNES
+from .inputs import Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
+from .methods import Distribution, find_method
 from .noise import Reevaluation
 from .ranking import sanitize
-from .rates import default_population
-from .restarts import Restarts, Start, even
-from .spectral import SpectralGaussian
+from .restarts import Schedule, Start, find_schedule
+from .saving import restore, save
 from .stopping import REASONS, Progress
 
-METHODS = ("spectral", "separable", "nes")
-SCHEDULES = ("ipop", "bipop")
 LONGEST_INJECTION = 2.0
 """Points that were not sampled count as if they were at most this many times as far away as samples usually are."""
 
@@ -45,11 +40,11 @@ class Search:
         x0: Point | Callable[[np.random.Generator], Point],
         sigma0: float | Point,
         *,
-        method: str = "spectral",
+        method: str | Callable[[Array, float], Distribution] = "spectral",
         population: int | None = None,
         bounds: object = None,
         integers: object = None,
-        restarts: str | None = None,
+        restarts: str | Schedule | None = None,
         noisy: bool = False,
         seed: int | None = None,
         target: float | None = None,
@@ -69,17 +64,22 @@ class Search:
                 coordinate. A third of the distance to where the minimum might be is a good choice.
             method: "spectral" learns all correlations, with d^2 numbers. "separable" learns the scale of each
                 coordinate with a few times d numbers: for thousands of coordinates. "nes" is the paper's strategy.
+                Or a function of your own, ``method(mean, sigma)``, that returns a
+                :class:`~eigenstep.search.methods.Distribution`; or a class with such a constructor named ``start``.
             population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number, and twice
                 as many for "nes". Larger ones search more globally.
             bounds: ``(lower, upper)``, numbers or vectors or ``None``, or one such pair for each coordinate.
             integers: indices of coordinates that must be integers.
             restarts: what to do at a local minimum: stop (``None``); start again with twice the population ("ipop"); or
                 do so alternately with small, narrow runs ("bipop"). New starts are random in the bounds if all
-                coordinates have some; else they are ``x0``.
+                coordinates have some; else they are ``x0``. Or a function ``restarts(ended, evals, rng)`` of your own:
+                how the run that is over began, a :class:`~eigenstep.search.Start`, the evaluations it used and a source
+                of randomness; it returns the next ``Start``, or ``None`` to stop.
             noisy: the function gives other values each time: evaluate again, as often as it takes.
             seed: the same seed gives the same search.
             target: stop at this value.
-            max_evals: stop after so many evaluations; 10,000 times the dimension by default.
+            max_evals: stop after so many evaluations, for which the last generation may be a smaller one; 10,000
+                times the dimension by default.
             max_iter: stop after so many generations.
             max_seconds: stop after this time.
             max_restarts: stop after so many restarts; any number by default.
@@ -87,13 +87,7 @@ class Search:
             tolx: a run ends where all standard deviations are smaller than this.
         """
         check_options(
-            choices={"method": (method, METHODS), "restarts": (restarts, (None, *SCHEDULES))},
-            sizes={
-                "population": population,
-                "max_evals": max_evals,
-                "max_iter": max_iter,
-                "max_restarts": max_restarts,
-            },
+            sizes={"max_evals": max_evals, "max_iter": max_iter, "max_restarts": max_restarts},
             numbers={
                 "tolfun": (tolfun, 0.0),
                 "tolx": (tolx, 0.0),
@@ -101,8 +95,8 @@ class Search:
                 "target": (target, -np.inf),
             },
         )
-        if population is not None and population < 4:
-            raise ValueError(f"population must be at least 4, got {population}")
+        check_population(population)
+        kind = find_method(method)
         self._rng = np.random.default_rng(seed)
         self._x0 = x0 if callable(x0) else None
         first = x0(self._rng) if callable(x0) else x0
@@ -110,16 +104,16 @@ class Search:
         start = read_vector(first, "x0")
         d = len(start)
         sigma, scale = read_sigma(sigma0, d)
-        self._domain = Domain.build(scale, bounds, integers, sigma)  # type: ignore[arg-type]
+        self._domain = Domain.build(scale, bounds, integers, sigma, self._form)  # type: ignore[arg-type]
         if not self._domain.contains(start):
             raise ValueError("x0 must be within the bounds")
-        self._start, self._sigma0, self._method = start, sigma, method
+        check_start(start, sigma * scale, tolx, self._form)
+        self._start, self._sigma0, self._method = start, sigma, kind.begin
         self.max_evals, self._max_iter = 10_000 * d if max_evals is None else max_evals, max_iter
         self._max_seconds, self._max_restarts, self.target = max_seconds, max_restarts, target
         self._tolfun, self._tolx = tolfun, tolx
-        default = even(default_population(d)) if method != "nes" else 2 * default_population(d)
-        self._present = Start(default if population is None else population)
-        self._restarts = None if restarts is None else Restarts(restarts, self._present.population)
+        self._present = Start(kind.population(d) if population is None else population)
+        self._restarts = find_schedule(restarts, self._present.population)
         self.noise = Reevaluation() if noisy else None
 
         self.evaluations = self.iterations = self.failures = self.restarts = 0
@@ -130,18 +124,13 @@ class Search:
         self._seconds = 0.0
         self._clock: float | None = None
         self._injected: list[Array] = []
-        self._asked: tuple[Array, Array, NDArray[np.int64] | None] | None = None
+        self._asked: Asked | None = None
         self._begin(start)
 
     def _begin(self, start: Array) -> None:
         """Begin a run, the first or one after a restart."""
         sigma = self._sigma0 * self._present.width
-        mean = self._domain.encode(start)
-        self.distribution: SpectralGaussian | PaperNES = (
-            PaperNES.start(mean, sigma)
-            if self._method == "nes"
-            else SpectralGaussian.start(mean, sigma, separable=self._method == "separable")
-        )
+        self.distribution: Distribution = self._method(self._domain.encode(start), sigma)
         self._progress = Progress(sigma, self._tolfun, self._tolx)
         self._run_start = self.evaluations
         self._asked = None
@@ -185,24 +174,26 @@ class Search:
         Args:
             points: one point, or several as rows.
         """
-        rows = np.atleast_2d(to_numpy(points))
+        rows = np.atleast_2d(to_numpy(points)).copy()
         self._check_points(rows)
         self._injected.extend(rows)
 
     def ask(self) -> Point:
         """Return the points to evaluate next, as rows; with ``noisy=True`` some or all more than once."""
-        distribution = self.distribution
-        z = distribution.draw(self._rng, self.population)
-        x = self._domain.decode(distribution.sample(z, self._stretch()))
-        for row in range(min(len(self._injected), self.population)):
+        left = self.max_evals - self._reserve - self.evaluations
+        left = max(left, 1) if self._reason is None else 10**18  # whoever goes on after the end may do so
+        plan = None if self.noise is None else self.noise.plan(self.population, left)
+        population = min(self.population, left)
+        z = self.distribution.draw(self._rng, population)
+        x = self._domain.decode(self.distribution.sample(z, self._stretch()))
+        for row in range(min(len(self._injected), population)):
             x[-1 - row] = self._injected.pop(0)
             z[-1 - row] = np.nan  # computed by `tell`
         x = to_numpy(self._form.make(x))  # as the user will give it back, rounded to his number format
-        plan = None if self.noise is None else self.noise.plan(self.population)
-        self._asked = (x, z, plan)
+        self._asked = Asked(x, z, plan)
         if self._clock is None:
             self._clock = time.monotonic()
-        return self._form.make(x if plan is None else x[plan])
+        return self._form.make(self._asked.points)
 
     def tell(self, points: Point, values: object) -> None:
         """Learn from points and their values.
@@ -211,32 +202,31 @@ class Search:
             points: what :meth:`ask` returned, in any order; or points of your own, at least two.
             values: one for each point. What is not a finite number counts as a failure: worse than all others.
         """
-        x = np.atleast_2d(to_numpy(points))
-        told = to_numpy(values).reshape(-1)
-        self._check_points(x)
-        if len(told) != len(x) or len(x) < 2:
+        x, told = self._read(points, values)
+        asked = self._asked
+        if len(x) < 2 and (asked is None or not np.array_equal(x, asked.points)):
             raise ValueError(f"tell needs one value for each of at least two points, got {len(told)} for {len(x)}")
-        self.evaluations += len(x)
-        self.failures += int(len(told) - np.isfinite(told).sum())
-        if self._asked is not None and self._asked[2] is not None and np.array_equal(x, self._asked[0][self._asked[2]]):
+        self._count(told)
+        if asked is not None and asked.plan is not None and np.array_equal(x, asked.points):
             assert self.noise is not None
-            x, told = self._asked[0], self.noise.average(self._asked[2], told)
+            x, told = asked.x, self.noise.average(asked.plan, told)
         told = sanitize(told)
-        stretch = self._stretch()
-        z = self._whitened(x, stretch)
-        updated = self.distribution.update(z, told, stretch)
-        if self._domain.bounded:
-            mean, flipped = self._domain.fold(updated.mean)
-            updated = updated.reflected(mean, flipped)
-        self.distribution = updated
+        self._keep_best(x, told)
+        if len(x) > 1:
+            self._learn(x, told)
         self.iterations += 1
         self._asked = None
-        least = int(told.argmin())
-        if told[least] < self.best_fun:
-            self.best_fun, self.best_x = float(told[least]), x[least].copy()
         self._progress.add(told)
         self._record(told)
         self._look()
+
+    def see(self, points: Point, values: object) -> None:
+        """Take note of values without learning from them; arguments as for :meth:`tell`, but any number of points."""
+        if len(points):
+            x, told = self._read(points, values)
+            self._count(told)
+            if self.noise is None:
+                self._keep_best(x, sanitize(told))
 
     def stop(self) -> str | None:
         """Return why the search is over, one of ``eigenstep.search.REASONS``, or ``None`` while it goes on."""
@@ -260,24 +250,45 @@ class Search:
             return None
         return self._domain.stretch(self.distribution.deviations(), self.population)
 
+    @property
+    def _reserve(self) -> int:
+        """Evaluations to keep for the answer, if that has to be evaluated anew."""
+        return 0 if self.noise is None else self.noise.final
+
+    def _read(self, points: Point, values: object) -> tuple[Array, Array]:
+        x = np.atleast_2d(to_numpy(points))
+        told = to_numpy(values).reshape(-1)
+        self._check_points(x)
+        if len(told) != len(x):
+            raise ValueError(f"tell needs one value for each of the points, got {len(told)} for {len(x)}")
+        return x, told
+
+    def _count(self, told: Array) -> None:
+        self.evaluations += len(told)
+        self.failures += int(len(told) - np.isfinite(told).sum())
+
+    def _keep_best(self, x: Array, told: Array) -> None:
+        least = int(told.argmin())
+        if told[least] < self.best_fun:
+            self.best_fun, self.best_x = float(told[least]), x[least].copy()
+
+    def _learn(self, x: Array, told: Array) -> None:
+        stretch = self._stretch()
+        updated = self.distribution.update(self._whitened(x, stretch), told, stretch)
+        if self._domain.bounded:
+            mean, flipped = self._domain.fold(updated.mean)
+            updated = updated.reflected(mean, flipped)
+        self.distribution = updated
+
     def _whitened(self, x: Array, stretch: Array | None) -> Array:
         """Return the ``z`` of points: those they were made of, or, for other points, shortened ones."""
-        if self._asked is not None:
-            asked, z, _ = self._asked
-            if np.array_equal(x, asked) and not np.isnan(z).any():
-                return z
-            known = {row.tobytes(): source for row, source in zip(asked, z, strict=True)}
-        else:
-            known = {}
-        missing = np.full(self.dimension, np.nan)
-        found = np.array([known.get(row.tobytes(), missing) for row in x])
+        found = np.full(x.shape, np.nan) if self._asked is None else self._asked.sources(x)
         own = np.isnan(found).any(-1)
         if own.any():
             whitened = self.distribution.whiten(self._domain.encode(x[own]), stretch)
             length = np.sqrt((whitened * whitened).sum(-1, keepdims=True))
-            found[own] = whitened * np.minimum(
-                1.0, LONGEST_INJECTION * self.dimension**0.5 / np.maximum(length, 1e-300)
-            )
+            longest = LONGEST_INJECTION * self.dimension**0.5
+            found[own] = whitened * np.minimum(1.0, longest / np.maximum(length, 1e-300))
         return found
 
     def _record(self, values: Array) -> None:
@@ -304,7 +315,7 @@ class Search:
         if self.target is not None and self.best_fun <= self.target:
             self._reason = "target"
             return
-        if self.evaluations >= self.max_evals:
+        if self.evaluations >= self.max_evals - self._reserve:
             self._reason = "max_evals"
             return
         if self._max_iter is not None and self.iterations >= self._max_iter:
@@ -318,7 +329,13 @@ class Search:
         if self._restarts is None or (self._max_restarts is not None and self.restarts >= self._max_restarts):
             self._reason = reason or "max_evals"
             return
-        self._present = self._restarts.next(self._present, used, self._rng)
+        following = self._restarts(self._present, used, self._rng)
+        if following is None:
+            self._reason = reason or "max_evals"
+            return
+        if not isinstance(following, Start):
+            raise TypeError(f"restarts must return a Start or None, got {type(following).__name__}")
+        self._present = following
         self.restarts += 1
         self._begin(self._new_start())
 
@@ -341,52 +358,12 @@ class Search:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that changes during the search, as arrays, numbers, strings and dicts."""
-        asked = None if self._asked is None else list(self._asked)
-        return {
-            "distribution": {entry.name: getattr(self.distribution, entry.name) for entry in fields(self.distribution)},
-            "rng": self._rng.bit_generator.state,
-            "present": asdict(self._present),
-            "restarts": None if self._restarts is None else asdict(self._restarts),
-            "progress": asdict(self._progress),
-            "noise": None if self.noise is None else asdict(self.noise),
-            "history": self.history.as_dict(),
-            "asked": asked,
-            "injected": list(self._injected),
-            "counts": {name: getattr(self, name) for name in COUNTS},
-            "best_x": self.best_x,
-            "reason": self._reason,
-            "seconds": self.seconds,
-        }
+        return save(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another search, started with the same arguments, was when its ``state_dict`` was taken."""
-        loaded = state["distribution"]
-        same = set(loaded) == {entry.name for entry in fields(self.distribution)}
-        if not same or np.shape(loaded["mean"]) != (self.dimension,):
-            raise ValueError(
-                "state_dict is of a search with another method or dimension: start with the same arguments"
-            )
-        if (state["restarts"] is None) != (self._restarts is None) or (state["noise"] is None) != (self.noise is None):
-            raise ValueError("state_dict is of a search with other restarts or noise: start with the same arguments")
-        self.distribution = replace(self.distribution, **loaded)
-        self._rng.bit_generator.state = state["rng"]
-        self._present = Start(**state["present"])
-        self._restarts = None if state["restarts"] is None else Restarts(**state["restarts"])
-        self._progress = Progress(
-            **{**state["progress"], **{n: list(state["progress"][n]) for n in ("best", "median")}}
-        )
-        self.noise = None if state["noise"] is None else Reevaluation(**state["noise"])
-        self.history = History.from_dict(state["history"])
-        self._asked = None if state["asked"] is None else tuple(state["asked"])
-        self._injected = list(state["injected"])
-        for name in COUNTS:
-            setattr(self, name, state["counts"][name])
-        self.best_x, self._reason = state["best_x"], state["reason"]
-        self._seconds, self._clock = state["seconds"], None
+        restore(self, state)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle with the time spent so far in place of the running clock."""
         return {**self.__dict__, "_seconds": self.seconds, "_clock": None}
-
-
-COUNTS = ("evaluations", "iterations", "failures", "restarts", "best_fun", "_run_start")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from ..core.numpy_twin import Array
+from .methods import Distribution
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ REASONS: Mapping[str, Reason] = {
     "max_evals": Reason("the allowed evaluations are used up", success=False, local=False),
     "max_iter": Reason("the allowed generations are used up", success=False, local=False),
     "max_seconds": Reason("the allowed time is over", success=False, local=False),
+    "interrupted": Reason("interrupted from the keyboard", success=False, local=False),
     "callback": Reason("the callback asked to stop", success=True, local=False),
 }
 """All reasons by name, which is what ``Search.stop()`` returns."""
@@ -52,20 +53,6 @@ MAX_CONDITION = 1e14
 MAX_GROWTH = 1e4
 CHECK_INTERVAL = 10
 """Generations between two looks at what takes time to compute."""
-
-
-class Distribution(Protocol):
-    """What can be asked of a search distribution here."""
-
-    @property
-    def mean(self) -> Array:
-        """Its center, shape ``(d,)``."""
-
-    def axes(self) -> Array:
-        """Lengths of its axes, shape ``(d,)``."""
-
-    def deviations(self) -> Array:
-        """Standard deviations of the coordinates, shape ``(d,)``."""
 
 
 @dataclass
@@ -99,7 +86,7 @@ class Progress:
         self.median.append(float(ordered[(count - 1) // 2]))
         self.spread = high - low if math.isfinite(high) else math.inf
         # A quarter of the values equal to the best is enough: so many samples are on one plateau.
-        self.flat = self.flat + 1 if low == ordered[math.ceil(count / 4)] and math.isfinite(low) else 0
+        self.flat = self.flat + 1 if low == ordered[min(math.ceil(count / 4), count - 1)] and math.isfinite(low) else 0
 
     def reason(self, distribution: Distribution, population: int, scale: Array) -> str | None:
         """Return the name of the reason to end this run, if there is one.
@@ -113,18 +100,22 @@ class Progress:
         if generations % CHECK_INTERVAL:
             return None
         window = 10 + math.ceil(30 * d / population)
+        if math.isinf(min(self.best)):  # as long as there is no value at all, nothing else can be said
+            return "failed" if generations >= window else None
+        axes = distribution.axes()
+        longest, shortest = float(axes.max()), float(axes.min())
         if generations >= window:
             recent = self.best[-window:]
             if all(math.isinf(value) for value in recent):
                 return "failed"
             if self.flat >= window:
                 return "flat"
-            if max(recent) - min(recent) < self.tolfun and self.spread < self.tolfun:
+            # Values that hardly differ mean convergence only where the distribution has become narrower.
+            narrower, change = longest < self.start_axis, max(recent) - min(recent)
+            if narrower and change < self.tolfun and self.spread < self.tolfun:
                 return "tolfun"
-            if max(recent) - min(recent) < 0.1 * self.tolfun and self.flat == 0:
+            if narrower and change < 0.1 * self.tolfun and self.flat == 0:
                 return "tolfun"
-        axes = distribution.axes()
-        longest, shortest = float(axes.max()), float(axes.min())
         deviations = distribution.deviations() * scale
         if deviations.max() < self.tolx:
             return "tolx"

@@ -1,0 +1,79 @@
+"""The state of a search as plain arrays and numbers, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .asked import Asked
+from .history import History
+from .noise import Reevaluation
+from .restarts import Start
+from .stopping import Progress
+
+if TYPE_CHECKING:
+    from .search import Search
+
+COUNTS = ("evaluations", "iterations", "failures", "restarts", "best_fun", "_run_start")
+
+
+def save(search: Search) -> dict[str, Any]:
+    """Return everything that changes during a search."""
+    asked, best_x = search._asked, search.best_x
+    return {
+        "distribution": _entries(search.distribution, "method"),
+        "rng": search._rng.bit_generator.state,
+        "present": asdict(search._present),
+        "restarts": None if search._restarts is None else _memory(search._restarts),
+        "progress": asdict(search._progress),
+        "noise": None if search.noise is None else asdict(search.noise),
+        "history": search.history.as_dict(),
+        "asked": None if asked is None else [asked.x, asked.z, asked.plan],
+        "injected": list(search._injected),
+        "counts": {name: getattr(search, name) for name in COUNTS},
+        "best_x": None if best_x is None else best_x.copy(),
+        "reason": search._reason,
+        "seconds": search.seconds,
+    }
+
+
+def restore(search: Search, state: Mapping[str, Any]) -> None:
+    """Give a search, started with the same arguments, the state that another one had."""
+    loaded = state["distribution"]
+    same = set(loaded) == set(_entries(search.distribution, "method"))
+    if not same or np.shape(loaded["mean"]) != (search.dimension,):
+        raise ValueError("state_dict is of a search with another method or dimension: start with the same arguments")
+    if (state["restarts"] is None) != (search._restarts is None) or (state["noise"] is None) != (search.noise is None):
+        raise ValueError("state_dict is of a search with other restarts or noise: start with the same arguments")
+    search.distribution = replace(search.distribution, **loaded)  # type: ignore[type-var]
+    search._rng.bit_generator.state = state["rng"]
+    search._present = Start(**state["present"])
+    for name, value in (state["restarts"] or {}).items():
+        setattr(search._restarts, name, value)
+    lists = {name: list(state["progress"][name]) for name in ("best", "median")}
+    search._progress = Progress(**{**state["progress"], **lists})
+    search.noise = None if state["noise"] is None else Reevaluation(**state["noise"])
+    search.history = History.from_dict(state["history"])
+    search._asked = None if state["asked"] is None else Asked(*state["asked"])
+    search._injected = list(state["injected"])
+    for name in COUNTS:
+        setattr(search, name, state["counts"][name])
+    search.best_x, search._reason = state["best_x"], state["reason"]
+    search._seconds, search._clock = state["seconds"], None
+
+
+def _entries(thing: Any, name: str) -> dict[str, Any]:
+    """Return the entries of a dataclass, without copying them."""
+    if not is_dataclass(thing):
+        raise TypeError(
+            f"state_dict needs a {name} that makes dataclasses, got {type(thing).__name__}: pickle the search instead"
+        )
+    return {entry.name: getattr(thing, entry.name) for entry in fields(thing)}
+
+
+def _memory(schedule: Any) -> dict[str, Any]:
+    """Return what a schedule remembers: nothing if it is a plain function."""
+    return _entries(schedule, "schedule") if is_dataclass(schedule) else {}

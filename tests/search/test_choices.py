@@ -1,0 +1,196 @@
+"""Methods and restart schedules by name, and of one's own."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from eigenstep.core.result import Result
+from eigenstep.search import METHODS, SCHEDULES, Search, SearchResult, Start, minimize
+from eigenstep.search.nes import PaperNES
+from eigenstep.search.spectral import SpectralGaussian
+
+from .problems import Array, rastrigin, sphere
+
+
+@dataclass(frozen=True)
+class Isotropic:
+    """The smallest distribution that can search: one step size, which follows the success of the mean's neighbors."""
+
+    mean: Array
+    sigma: Array
+
+    @classmethod
+    def start(cls, mean: Array, sigma: float) -> Isotropic:
+        return cls(mean, np.asarray(sigma))
+
+    def draw(self, rng: np.random.Generator, population: int) -> Array:
+        return rng.standard_normal((population, len(self.mean)))
+
+    def sample(self, z: Array, stretch: Array | None = None) -> Array:
+        return self.mean + self.sigma * z * (1.0 if stretch is None else stretch)
+
+    def whiten(self, x: Array, stretch: Array | None = None) -> Array:
+        return (x - self.mean) / (self.sigma * (1.0 if stretch is None else stretch))
+
+    def update(self, z: Array, values: Array, stretch: Array | None = None) -> Isotropic:
+        best = z[values.argsort()[: max(1, len(z) // 4)]].mean(0)
+        longer = np.linalg.norm(best) ** 2 > len(best) / max(1, len(z) // 4)
+        return Isotropic(self.sample(best[None], stretch)[0], self.sigma * (1.2 if longer else 0.85))
+
+    def deviations(self) -> Array:
+        return np.full(len(self.mean), float(self.sigma))
+
+    axes = deviations
+
+    def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> Isotropic:
+        return replace(self, mean=mean)
+
+
+@pytest.mark.parametrize("method", [Isotropic, Isotropic.start, lambda mean, sigma: Isotropic(mean, np.asarray(sigma))])
+def test_a_distribution_of_ones_own(method: object) -> None:
+    options = {"seed": 0, "bounds": (-3, 3), "integers": [2], "target": 1e-6, "max_evals": 20_000}
+    result = minimize(sphere, np.array([2.0, -1.0, 2.0]), 0.7, method=method, **options)
+    assert result.success, result.message
+    assert result.x[2] == 0
+    assert isinstance(Search(np.ones(3), 0.7, method=method).distribution, Isotropic)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "population"),
+    [("spectral", SpectralGaussian, None), ("spectral", SpectralGaussian.start, None), ("nes", PaperNES, 14)],
+)
+def test_names_are_short_for_classes(name: str, method: object, population: int | None) -> None:
+    one, other = (
+        minimize(sphere, np.ones(3), 0.5, seed=1, method=m, population=population, max_evals=300)
+        for m in (name, method)
+    )
+    np.testing.assert_array_equal(one.x, other.x)
+
+
+def test_searches_with_ones_own_choices_can_be_saved() -> None:
+    def make() -> Search:
+        return Search(np.full(3, 0.5), 0.5, seed=1, method=Isotropic, restarts=Narrower())  # type: ignore[arg-type]
+
+    search, copy = make(), make()
+    step(search, 400)
+    assert search.restarts > 0
+    copy.load_state_dict(search.state_dict())
+    pickled = pickle.loads(pickle.dumps(search))
+    for other in (copy, pickled):
+        np.testing.assert_array_equal(search.mean, other.mean)
+        assert other._restarts.width == search._restarts.width  # type: ignore[union-attr]
+    for s in (search, copy, pickled):
+        step(s, 60)
+    np.testing.assert_array_equal(search.mean, copy.mean)
+    np.testing.assert_array_equal(search.mean, pickled.mean)
+
+
+def test_distributions_that_are_no_dataclasses_cannot_give_a_state_dict() -> None:
+    class Plain(Isotropic):
+        pass
+
+    class Bare:
+        def __init__(self, mean: Array, sigma: float) -> None:
+            self.mean = mean
+
+    search = Search(np.ones(3), 0.5, method=Bare)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="pickle the search instead"):
+        search.state_dict()
+    assert Search(np.ones(3), 0.5, method=Plain).state_dict()  # type: ignore[arg-type]
+
+
+def step(search: Search, generations: int) -> None:
+    for _ in range(generations):
+        x = search.ask()
+        search.tell(x, rastrigin(x))
+
+
+@dataclass
+class Narrower:
+    """Each run starts with half the width of the last one."""
+
+    width: float = 1.0
+
+    def __call__(self, ended: Start, evals: int, rng: np.random.Generator) -> Start:
+        self.width /= 2
+        return replace(ended, width=self.width)
+
+
+def test_a_schedule_of_ones_own() -> None:
+    seen: list[tuple[Start, int]] = []
+
+    def thrice(ended: Start, evals: int, rng: np.random.Generator) -> Start | None:
+        seen.append((ended, evals))
+        return Start(ended.population + 4, width=0.5) if len(seen) < 4 else None
+
+    result = minimize(rastrigin, np.full(3, 3.3), 1.0, seed=0, restarts=thrice, batched=True)
+    assert result.restarts == 3
+    assert result.reason == "tolfun"
+    assert [start.population for start, _ in seen] == [8, 12, 16, 20]
+    assert sum(evals for _, evals in seen) == result.nfev
+
+
+def test_each_search_has_its_own_copy_of_a_schedule() -> None:
+    schedule = Narrower()
+    first = minimize(rastrigin, np.ones(2), 1.0, seed=0, restarts=schedule, max_restarts=3, batched=True)
+    again = minimize(rastrigin, np.ones(2), 1.0, seed=0, restarts=schedule, max_restarts=3, batched=True)
+    assert schedule.width == 1.0
+    assert first.nfev == again.nfev
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"method": "magic"}, ValueError, "method must be one of spectral, separable, nes, or a function; got 'magic'"),
+        ({"method": 3}, ValueError, "method must be one of"),
+        ({"method": ["spectral"]}, ValueError, "method must be one of"),
+        ({"restarts": "never"}, ValueError, "restarts must be one of ipop, bipop, or a function; got 'never'"),
+    ],
+)
+def test_unknown_names_list_the_choices(options: dict, error: type[Exception], text: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(error, match=text):
+        Search([1.0], 1.0, **options)
+    assert list(METHODS) == ["spectral", "separable", "nes"]
+    assert list(SCHEDULES) == ["ipop", "bipop"]
+
+
+def test_impossible_starts() -> None:
+    for arguments, text in (((3,), "population"), ((8, 0.0), "width"), ((8, 1.0, 0), "max_evals")):
+        with pytest.raises(ValueError, match=text):
+            Start(*arguments)
+    with pytest.raises(TypeError, match="restarts must return a Start or None, got int"):
+        minimize(sphere, np.ones(2), 1.0, restarts=lambda ended, evals, rng: 16)
+
+
+def test_results_speak_the_common_language() -> None:
+    result = minimize(sphere, np.ones(2), 1.0, seed=0)
+    assert isinstance(result, Result)
+    assert isinstance(result, SearchResult)
+    assert (result.success, result.reason, result.ngrad) == (True, "tolfun", 0)
+    assert "history" not in repr(result)
+    with pytest.raises(AttributeError):
+        result.x = np.zeros(2)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_bounds_hold_in_the_number_format_of_the_points(dtype: str) -> None:
+    """0.1 is another number in each format; samples at the bound must not count as outside."""
+    torch = pytest.importorskip("torch")
+    form = getattr(torch, dtype)
+    bound = torch.tensor(0.1, dtype=form)
+    result = minimize(
+        lambda x: float(-x.double().sum()), torch.zeros(2, dtype=form), 0.03, seed=0, bounds=(-0.1, 0.1), max_evals=400
+    )
+    assert (result.x <= bound).all()
+    assert (result.x == bound).all()
+
+
+def test_points_too_large_for_their_number_format_are_cut() -> None:
+    torch = pytest.importorskip("torch")
+    result = minimize(lambda x: float(-x[0]), torch.full((2,), 1e4, dtype=torch.float16), 5e4, seed=0, max_evals=60)
+    assert torch.isfinite(result.x).all()

@@ -1,0 +1,383 @@
+"""What users do wrong, and what their functions do to them: typos, Ctrl-C, points changed in place, odd values."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import active_children, get_context
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eigenstep.search import Search, SearchResult, minimize, minimize_batch
+from eigenstep.search.noise import Reevaluation
+from eigenstep.search.ranking import assign
+
+from .problems import Array, sphere
+
+# A function that cannot be evaluated at all.
+
+
+@pytest.mark.parametrize("options", [{}, {"restarts": "bipop"}, {"batched": True}, {"noisy": True}, {"max_evals": 3}])
+def test_a_function_that_always_raises_is_called_for_one_generation_only(options: dict[str, Any]) -> None:
+    calls = 0
+
+    def typo(x: Array) -> float:
+        nonlocal calls
+        calls += 1
+        raise KeyError("forgotten")
+
+    with pytest.raises(RuntimeError, match=r"all \d+ points of the first generation.*KeyError: 'forgotten'") as caught:
+        minimize(typo, np.ones(3), 0.5, **options)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert calls <= 10
+
+
+def always_hangs(x: Array) -> float:
+    time.sleep(600)
+    return 0.0
+
+
+def test_a_pool_on_which_nothing_can_be_evaluated_is_reported_and_ended() -> None:
+    with pytest.raises(RuntimeError, match="first generation") as caught:
+        minimize(always_hangs, np.ones(2), 0.5, executor=processes, timeout=0.5)
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert none_left()
+
+
+def test_functions_that_fail_later_or_in_part_are_searched_around() -> None:
+    seen = []
+
+    def fails_later(x: Array) -> float:
+        seen.append(x)
+        if len(seen) % 9 == 0 or 40 < len(seen) < 60:
+            raise ArithmeticError("now and then")
+        return float(sphere(x))
+
+    result = minimize(fails_later, np.ones(3), 0.5, seed=0, max_evals=300)
+    assert result.fun < 1e-3
+    assert result.first_failure == "ArithmeticError: now and then"
+
+
+def test_functions_without_any_value_end_as_failed_and_without_success() -> None:
+    """Also where the distribution has become too narrow in the meantime, or the callback says stop."""
+    for options in ({}, {"tolx": 0.4}, {"callback": lambda search: search.iterations == 2}):
+        result = minimize(lambda x: math.nan, np.ones(3), 0.5, seed=0, **options)  # type: ignore[arg-type]
+        assert not result.success
+        assert result.fun == math.inf
+        assert result.failures == result.nfev
+    assert minimize_batch(lambda x: np.full(x.shape[:2], np.nan), np.ones((2, 3)), 0.5, tolx=0.4).success.sum() == 0
+
+
+# Interruptions.
+
+
+def interrupt_at(call: int) -> Callable[[Array], float]:
+    calls = 0
+
+    def fun(x: Array) -> float:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise KeyboardInterrupt
+        return float(sphere(x))
+
+    return fun
+
+
+def test_an_interrupted_search_returns_the_best_point_so_far() -> None:
+    values: list[float] = []
+    fun = interrupt_at(61)
+
+    def recorded(x: Array) -> float:
+        values.append(fun(x))
+        return values[-1]
+
+    result = minimize(recorded, np.ones(3), 0.5, seed=0)
+    assert result.reason == "interrupted"
+    assert not result.success
+    assert "keyboard" in result.message
+    assert result.fun == min(values) == sphere(result.x)
+    assert result.nfev == len(values) == 60
+
+
+def test_points_of_the_generation_that_was_interrupted_count() -> None:
+    result = minimize(interrupt_at(5), np.ones(3), 0.5, seed=0)
+    assert result.nfev == 4
+    assert result.nit == 0
+    assert result.fun == sphere(result.x)
+    with pytest.raises(KeyboardInterrupt):
+        minimize(interrupt_at(1), np.ones(3), 0.5)
+
+
+@pytest.mark.parametrize("where", ["callback", "noisy", "pool"])
+def test_interruptions_elsewhere(where: str) -> None:
+    def callback(search: Search) -> None:
+        if where == "callback" and search.iterations == 3:
+            raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(1) as pool:
+        result = minimize(
+            interrupt_at(10**9 if where == "callback" else 50),
+            np.ones(3),
+            0.5,
+            seed=0,
+            noisy=where == "noisy",
+            callback=callback,
+            executor=pool if where == "pool" else None,
+        )
+    assert result.reason == "interrupted"
+    assert math.isfinite(result.fun)
+    assert result.nfev <= 50
+
+
+# Points changed in place.
+
+
+def spoiled(x: Any) -> Any:
+    value = (x * x).sum(-1)
+    x *= 0
+    x -= 7
+    return value
+
+
+def honest(result: SearchResult) -> None:
+    assert result.success
+    assert float((result.x * result.x).sum()) == result.fun <= 1e-8
+
+
+@pytest.mark.parametrize(
+    "x0", [np.ones(3), torch.ones(3, dtype=torch.float64), torch.ones(3)], ids=["numpy", "64", "32"]
+)
+@pytest.mark.parametrize("how", ["single", "batched", "pool"])
+def test_functions_may_change_what_they_get(x0: Any, how: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        executor = pool if how == "pool" else None
+        honest(minimize(spoiled, x0, 0.5, seed=0, target=1e-8, batched=how == "batched", executor=executor))
+
+
+def test_points_that_were_asked_for_or_looked_at_are_copies() -> None:
+    for x0 in (np.ones(3), torch.ones(3, dtype=torch.float64)):
+        search, plain = (Search(x0, 0.5, seed=0) for _ in range(2))
+        mine = np.full((1, 3), 0.5)
+        search.inject(mine)
+        plain.inject(mine.copy())
+        mine[...] = 9
+        for _ in range(5):
+            points, same = search.ask(), plain.ask()
+            np.testing.assert_array_equal(points, same)
+            values = (same * same).sum(-1)
+            points *= 0
+            search.tell(same, values)
+            plain.tell(same, values)
+            for handed in (search.mean, search.best, search.state_dict()["best_x"]):
+                handed *= 0
+        np.testing.assert_array_equal(search.mean, plain.mean)
+        np.testing.assert_array_equal(search.best, plain.best)
+        assert float((search.best * search.best).sum()) == search.best_fun
+
+
+def test_a_batch_of_searches_hands_out_copies() -> None:
+    result = minimize_batch(spoiled, np.ones((3, 2)), 0.5, seed=0, target=1e-8)
+    np.testing.assert_array_equal(sphere(result.x), result.fun)
+
+
+# Starts and values.
+
+
+@pytest.mark.parametrize(("x0", "sigma0"), [([0.0, 0.0], 1e-30), ([1.0, 1.0], 1e-12), ([0.0], [1e-20])])
+def test_a_sigma_below_tolx_is_refused(x0: list[float], sigma0: object) -> None:
+    with pytest.raises(ValueError, match=r"below tolx=.*larger sigma0"):
+        minimize(sphere, x0, sigma0)
+
+
+def test_a_sigma_that_rounding_swallows_is_refused() -> None:
+    with pytest.raises(ValueError, match="coordinate 1, so small that rounding swallows"):
+        minimize(sphere, [0.0, 1.0], 1e-17, tolx=0.0)
+    with pytest.raises(ValueError, match="rounding swallows"):
+        minimize(lambda x: float(x.sum()), torch.full((2,), 1e6), 1e-3)
+    with pytest.raises(ValueError, match="sigma0"):
+        minimize_batch(sphere, np.ones((2, 2)), 1e-30)
+
+
+def test_small_steps_on_a_slope_are_no_convergence() -> None:
+    """Values differ by less than tolfun from the beginning, but the distribution grows: the search has to go on."""
+    result = minimize(lambda x: 1e-9 * sphere(x), np.ones(10), 1e-7, seed=0, method="nes", batched=True)
+    assert result.reason == "diverged"
+    assert not result.success
+
+
+@pytest.mark.parametrize("value", [1 + 2j, np.complex128(3), np.array(1j), torch.tensor(1j), None, "1.0", [1.0, 2.0]])
+def test_values_that_are_no_real_numbers_are_mistakes(value: object) -> None:
+    with pytest.raises(TypeError, match="fun must return a real number"):
+        minimize(lambda x: value, np.ones(2), 0.5)
+    with pytest.raises((TypeError, ValueError), match="fun must return one"):
+        minimize(lambda x: value, np.ones(2), 0.5, batched=True)
+
+
+@pytest.mark.parametrize("value", [np.full(6, 1j), torch.full((6,), 1j), [1j] * 6, ["1"] * 6])
+def test_complex_values_cannot_be_told(value: object) -> None:
+    search = Search(np.ones(2), 0.5, seed=0)
+    x = search.ask()
+    with pytest.raises(TypeError, match="numbers must be real"):
+        search.tell(x, value)
+    assert search.evaluations == 0
+    with pytest.raises(TypeError, match="x0 must be a vector"):
+        Search(np.array([1j, 2.0]), 0.5)
+
+
+def test_values_too_large_for_a_float_have_failed() -> None:
+    result = minimize(lambda x: 10**400 if x[0] > 1 else float(sphere(x)), np.ones(2), 0.5, seed=0, target=1e-6)
+    assert result.success
+    assert result.failures > 0
+
+
+def test_tensors_with_gradients_can_be_told() -> None:
+    weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    search = Search(torch.ones(3, dtype=torch.float64), 0.5, seed=0)
+    points = search.ask()
+    search.tell(points, [(weight * p * p).sum() for p in points])
+    assert search.iterations == 1
+
+
+# Budgets.
+
+
+@pytest.mark.parametrize("max_evals", [*range(1, 12), 29, 61])
+@pytest.mark.parametrize("options", [{}, {"noisy": True}, {"method": "nes"}, {"restarts": "ipop"}, {"batched": True}])
+def test_the_allowed_evaluations_are_used_and_never_exceeded(max_evals: int, options: dict[str, Any]) -> None:
+    calls = 0
+
+    def fun(x: Array) -> Any:
+        nonlocal calls
+        calls += len(x) if x.ndim == 2 else 1
+        return sphere(x)
+
+    result = minimize(fun, np.ones(3), 0.5, seed=0, max_evals=max_evals, **options)
+    assert calls == result.nfev <= max_evals
+    assert result.nfev == max_evals or options.get("noisy")
+    assert result.reason == "max_evals"
+    if not options.get("noisy"):
+        assert result.fun == sphere(result.x)
+    assert minimize_batch(sphere, np.ones((2, 3)), 0.5, max_evals=max_evals).nfev.max() == max_evals
+
+
+@pytest.mark.parametrize("chance", [0.3, 1.0])
+def test_noise_with_failures_has_a_finite_answer_within_the_budget(chance: float) -> None:
+    rng = np.random.default_rng(0)
+    calls = 0
+
+    def fun(x: Array) -> float:
+        nonlocal calls
+        calls += 1
+        failed = rng.uniform() < (chance if calls > 380 else 0.3)
+        return math.nan if failed else float(sphere(x) + 0.1 * rng.standard_normal())
+
+    result = minimize(fun, np.ones(3), 0.5, seed=0, noisy=True, max_evals=400)
+    assert math.isfinite(result.fun)
+    assert calls == result.nfev <= 400
+    assert np.isfinite(result.x).all()
+
+
+def test_plans_of_evaluations_fit_what_is_left() -> None:
+    noise = Reevaluation(repeats=3.0)
+    np.testing.assert_array_equal(np.bincount(noise.plan(10, 32)), [4, 4, *[3] * 8])
+    for left in range(1, 32):
+        noise = Reevaluation(repeats=3.0)
+        plan = noise.plan(10, left)
+        assert len(plan) == left
+        counts = np.bincount(plan)
+        assert len(counts) == min(10, left)
+        assert counts.max() - counts.min() <= 1
+        np.testing.assert_allclose(noise.average(plan, plan.astype(float)), np.arange(len(counts)))
+
+
+# Ties.
+
+
+def test_ties_share_their_weights() -> None:
+    rng = np.random.default_rng(0)
+    for shape in ((7,), (3, 8), (2, 3, 5)):
+        values = rng.integers(0, 4, shape).astype(float)
+        values[..., 0] = np.inf
+        table = rng.standard_normal(shape[-1])
+        found = assign(values, table)[0].reshape(-1, shape[-1])
+        for row, weights in zip(values.reshape(-1, shape[-1]), found, strict=True):
+            ranked = table[np.argsort(np.argsort(row, kind="stable"))]
+            np.testing.assert_allclose(weights, [ranked[row == value].mean() for value in row], atol=1e-14)
+
+
+def test_many_ties_cost_little_memory() -> None:
+    values = np.random.default_rng(0).integers(0, 50, 20_000).astype(float)
+    tracemalloc.start()
+    assign(values, np.linspace(1, -1, 20_000), np.linspace(2, -1, 20_000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6
+
+
+# Workers that hang.
+
+
+def processes() -> Executor:
+    return ProcessPoolExecutor(2, mp_context=get_context("fork"))
+
+
+def hangs_now_and_then(x: Array) -> float:
+    if x[0] > 0.8:
+        time.sleep(600)
+    return float(sphere(x))
+
+
+def none_left() -> bool:
+    """Whether all child processes are gone, soon."""
+    for _ in range(100):
+        if not active_children():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_workers_that_hang_are_replaced_and_ended() -> None:
+    made: list[Executor] = []
+
+    def pool() -> Executor:
+        made.append(processes())
+        return made[-1]
+
+    result = minimize(hangs_now_and_then, np.full(2, 0.6), 0.2, seed=0, max_evals=48, executor=pool, timeout=0.5)
+    assert len(made) > 1
+    assert result.first_failure is not None
+    assert result.first_failure.startswith("TimeoutError")
+    assert result.failures < result.nfev / 2
+    assert result.fun < 0.2
+    assert none_left()
+
+
+def test_a_function_must_return_an_executor() -> None:
+    with pytest.raises(TypeError, match="must have a method submit"):
+        minimize(sphere, np.ones(2), 0.5, executor=lambda: 3)
+    for timeout, error in ((-1.0, ValueError), ("1", TypeError), (math.nan, ValueError)):
+        with pytest.raises(error, match="timeout"):
+            minimize(sphere, np.ones(2), 0.5, executor=processes, timeout=timeout)  # type: ignore[arg-type]
+
+
+def dies(x: Array) -> float:
+    os._exit(1)
+
+
+def test_a_pool_whose_workers_always_die_ends_the_search() -> None:
+    with (
+        ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool,
+        pytest.raises(RuntimeError, match="BrokenProcess"),
+    ):
+        minimize(dies, np.ones(2), 0.5, executor=pool)
+    result = minimize(dies, np.ones(2), 0.5, executor=processes, max_evals=24)
+    assert not result.success
+    assert result.failures == result.nfev == 24
