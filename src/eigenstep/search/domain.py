@@ -102,7 +102,7 @@ class Domain:
             x = _reflect(x, *self._walls)[0]
             low, high = self._walls
             smooth = np.maximum(self.margin, 1e-300)
-            with np.errstate(invalid="ignore"):
+            with np.errstate(invalid="ignore", over="ignore"):  # far from the bounds, where they are not used
                 above = self.lower + (x - low) * ((x - low) / (4 * smooth))
                 below = self.upper - (high - x) * ((high - x) / (4 * smooth))
             x = np.where(x < self.lower + self.margin, above, np.where(x > self.upper - self.margin, below, x))
