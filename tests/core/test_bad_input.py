@@ -227,10 +227,10 @@ OPTIONS: dict[str, Case] = {
     "unknown rotation": (
         lambda: step(rotation="bound"),
         ValueError,
-        ["rotation", "'moore_penrose'", "function", "'bound'"],
+        ["rotation", "moore_penrose", "function", "'bound'"],
     ),
-    "unknown map": (lambda: step(orthogonal="caley"), ValueError, ["orthogonal", "'truncated_cayley'", "'caley'"]),
-    "unknown positive map": (lambda: step(positive="log"), ValueError, ["positive", "'truncated_exp'", "'log'"]),
+    "unknown map": (lambda: step(orthogonal="caley"), ValueError, ["orthogonal", "truncated_cayley", "'caley'"]),
+    "unknown positive map": (lambda: step(positive="log"), ValueError, ["positive", "truncated_exp", "'log'"]),
     "rotation that is no function": (lambda: step(rotation=3), TypeError, ["rotation", "function", "int"]),
     "truncated with long steps": (
         lambda: step(positive=truncated_exp, lr=1.5),

@@ -14,7 +14,7 @@ from eigenstep.core.curvature import Dense, OuterProducts, project, project_iden
 from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.maps import orthogonality_defect, truncated_exp
 from eigenstep.core.matrices import Diagonal, Full
-from eigenstep.core.numerics import diagonal
+from torch.linalg import diagonal
 from eigenstep.core.step import update
 from eigenstep_lab.baselines import eigen
 

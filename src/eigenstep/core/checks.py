@@ -12,7 +12,7 @@ from .arguments import check_number as check_number
 from .arguments import check_size as check_size
 from .arguments import choose as choose
 from .arguments import describe as describe
-from .numerics import HALF, transpose
+from .numerics import HALF
 
 
 def check_rates(lr: float, basis_lr: float, decay: float) -> None:
@@ -99,7 +99,7 @@ def check_symmetric(matrix: Tensor, name: str) -> None:
         raise ValueError(f"{name} must be square with at least one row, got shape {tuple(matrix.shape)}")
     if not matrix.numel() or matrix.is_meta:
         return
-    gap, size = (matrix - transpose(matrix)).abs().amax(), matrix.abs().amax()
+    gap, size = (matrix - matrix.mT).abs().amax(), matrix.abs().amax()
     if gap > 1e3 * torch.finfo(matrix.dtype).eps * size:
         raise ValueError(f"{name} must be symmetric, but entries differ from their mirror images by up to {gap:.3g}")
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.linalg import diagonal
 
 from .checks import check_device, check_finite, check_number, check_symmetric
 from .kronecker import Kronecker
 from .matrices import SPD, Diagonal, Factor, Full, Identity
-from .numerics import diagonal, saturate
+from .numerics import saturate
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
-
-from .numerics import diagonal
+from torch.linalg import diagonal
 
 Rotation = Callable[[Tensor, Tensor], Tensor]
 """``rotation(d, A) -> N``: eigenvalues ``(*batch, n)``, average ``(*batch, n, n)``, generator ``(*batch, n, n)``."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.linalg import diagonal
 
 from .checks import check_beside, check_sizes, check_symmetric, check_wide
 from .matrices import KINDS, SPD, Device, Diagonal, Dtype, Full, eigs_to
-from .numerics import contract, diagonal, symmetrize, transpose
+from .numerics import contract, symmetrize
 
 MAX_SWEEPS = 1000
 
@@ -117,7 +118,7 @@ class Kronecker(SPD):
         """Return ``(B1 x ... x BL) x``."""
         for axis, factor in enumerate(self.factors, start=-len(self.factors)):
             if isinstance(factor, Full):
-                x = contract(x, transpose(factor.basis), axis, len(self.factors))
+                x = contract(x, factor.basis.mT, axis, len(self.factors))
         return x
 
     def logdet(self) -> Tensor:

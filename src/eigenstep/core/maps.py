@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
+from torch.linalg import diagonal
 
-from .numerics import HALF, accumulation_dtype, diagonal, largest, matmul, transpose
+from .numerics import HALF, accumulation_dtype, largest, matmul
 
 Orthogonal = Callable[[Tensor], Tensor]
 """``orthogonal(N) -> Q``: skew-symmetric generators to orthogonal matrices, shape ``(*batch, n, n)``."""
@@ -145,13 +146,13 @@ def reorthonormalize(basis: Tensor) -> Tensor:
         basis: ``B``, shape ``(*batch, n, n)``; half precision is handled in float32.
     """
     b = basis.float() if basis.dtype in HALF else basis
-    return (1.5 * b - 0.5 * b @ (transpose(b) @ b)).to(basis.dtype)
+    return (1.5 * b - 0.5 * b @ (b.mT @ b)).to(basis.dtype)
 
 
 def orthogonality_defect(basis: Tensor) -> Tensor:
     """Return ``||B^T B - I||_F / sqrt(n)`` for each basis of a batch, in float32 or better."""
     b = basis.to(accumulation_dtype(basis.dtype))
-    gram = transpose(b) @ b
+    gram = b.mT @ b
     return torch.linalg.matrix_norm(_plus_identity(-gram)) / max(basis.shape[-1], 1) ** 0.5
 
 

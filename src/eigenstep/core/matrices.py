@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.linalg import diagonal
 
 from .checks import (
     check_beside,
@@ -27,7 +28,7 @@ from .checks import (
     check_symmetric,
     check_wide,
 )
-from .numerics import HALF, centered_exp, contract, diagonal, saturate, transpose
+from .numerics import HALF, centered_exp, contract, saturate
 
 Self = TypeVar("Self", bound="SPD")
 DiagonalLike = TypeVar("DiagonalLike", bound="Diagonal")
@@ -215,7 +216,7 @@ class Full(Factor):
 
     def unrotate(self, x: Tensor) -> Tensor:
         """Return ``B x``."""
-        return contract(x, transpose(self.basis), axis=-1, event_ndim=1)
+        return contract(x, self.basis.mT, axis=-1, event_ndim=1)
 
     def to(self, target: torch.dtype | torch.device | str) -> Full:
         """Return a copy in another number format or on another device; half precision is for the basis only."""

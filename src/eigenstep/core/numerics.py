@@ -56,19 +56,9 @@ def contract(x: Tensor, matrix: Tensor, axis: int, event_ndim: int) -> Tensor:
     return torch.einsum("...i,...ij->...j", moved, spread.to(compute)).to(dtype).movedim(-1, axis)
 
 
-def transpose(matrix: Tensor) -> Tensor:
-    """Transpose the last two axes."""
-    return matrix.transpose(-2, -1)
-
-
 def symmetrize(matrix: Tensor) -> Tensor:
     """Return ``(M + M^T) / 2``, which rounding leaves exactly symmetric."""
-    return (matrix + transpose(matrix)).mul_(0.5)
-
-
-def diagonal(matrix: Tensor) -> Tensor:
-    """Return ``diag(M)``, the diagonal of the last two axes."""
-    return matrix.diagonal(dim1=-2, dim2=-1)
+    return (matrix + matrix.mT).mul_(0.5)
 
 
 def centered_exp(logs: Tensor) -> Tensor:

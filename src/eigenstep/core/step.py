@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.linalg import diagonal
 
 from .checks import check_damping, check_linear, check_rates, check_size, choose
 from .curvature import Curvature, factors_of, project, project_identity, scale_of
@@ -30,7 +31,7 @@ from .generators import ROTATIONS, Rotation, bounded
 from .kronecker import Kronecker
 from .maps import ORTHOGONAL, POSITIVE, Orthogonal, Positive, cayley, exp, reorthonormalize, truncated_exp
 from .matrices import SPD, Diagonal, Full
-from .numerics import accumulation_dtype, centered_exp, diagonal, largest, matmul, saturate, symmetrize, transpose
+from .numerics import accumulation_dtype, centered_exp, largest, matmul, saturate, symmetrize
 
 Structure = TypeVar("Structure", bound=SPD)
 Rate = float | Tensor
@@ -110,7 +111,7 @@ def learn(
         del generator  # as large as a basis
         turn = q if turn is None else matmul(turn, q)
         if left or rayleigh or residual is not None:
-            turned = symmetrize(matmul(matmul(transpose(q), turned), q))
+            turned = symmetrize(matmul(matmul(q.mT, turned), q))
     if rayleigh:
         target = target + diagonal(turned) - diagonal(average)
     return Learned(positive(eigs, target), turn, None if residual is None else turned, speed)

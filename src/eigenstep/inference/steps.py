@@ -13,11 +13,12 @@ from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.linalg import diagonal
 
 from ..core.curvature import Curvature, factors_of, project, project_identity
 from ..core.kronecker import Kronecker
 from ..core.matrices import SPD, Full
-from ..core.numerics import diagonal, symmetrize
+from ..core.numerics import symmetrize
 from ..core.step import update
 
 Structure = TypeVar("Structure", bound=SPD)

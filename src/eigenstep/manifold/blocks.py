@@ -12,9 +12,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.linalg import diagonal
 
 from ..core.matrices import Diagonal, Full
-from ..core.numerics import diagonal, symmetrize, transpose
+from ..core.numerics import symmetrize
 from .retractions import Retraction, check_frame, check_range, decompose, geodesic, stretch
 
 
@@ -79,7 +80,7 @@ class Matrix:
             unit: see above.
             retraction: see above.
         """
-        frame = factor.basis * factor.eigs.sqrt()[..., None, :] @ transpose(orientation)
+        frame = factor.basis * factor.eigs.sqrt()[..., None, :] @ orientation.mT
         return cls(frame, weight, unit, retraction, (factor, orientation))
 
     @cached_property
@@ -111,11 +112,11 @@ class Matrix:
 
     def dense(self) -> Tensor:
         """Return ``F F^T``."""
-        return self.frame @ transpose(self.frame)
+        return self.frame @ self.frame.mT
 
     def pull_back(self, gradient: Tensor) -> Tensor:
         """Return the gradient with respect to a leaf, given that with respect to the dense matrix."""
-        return self.in_frame(transpose(self.frame) @ gradient @ self.frame)
+        return self.in_frame(self.frame.mT @ gradient @ self.frame)
 
     def tangent(self, leaf: Tensor) -> Tensor:
         """Return ``X`` with respect to the eigenbasis."""
@@ -138,17 +139,17 @@ class Matrix:
 
     def to_eigenbasis(self, vector: Tensor) -> Tensor:
         """Return ``O^T X O``."""
-        return symmetrize(transpose(self.orientation) @ vector @ self.orientation)
+        return symmetrize(self.orientation.mT @ vector @ self.orientation)
 
     def from_eigenbasis(self, vector: Tensor) -> Tensor:
         """Return ``O X O^T``."""
-        return symmetrize(self.orientation @ vector @ transpose(self.orientation))
+        return symmetrize(self.orientation @ vector @ self.orientation.mT)
 
     def metrics(self, exponents: Tensor) -> Tensor:
         """Return ``(d_i d_j)^a (d_i / d_j)^c``, made symmetric."""
         logs = _centered_logs(self.factor)[..., :, None]
         a, c = exponents.reshape(-1, 2, *[1] * logs.ndim).unbind(1)
-        return symmetrize(((a + c) * logs + (a - c) * transpose(logs)).exp())
+        return symmetrize(((a + c) * logs + (a - c) * logs.mT).exp())
 
     def steepest_growth(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``mean(d) v^T G v``, ``v`` the lowest eigenvector of ``G``, and ``F^-1 v v^T F^-T``, normalized."""

@@ -18,7 +18,7 @@ from ..core.curvature import Dense
 from ..core.generators import Rotation, bounded, moore_penrose
 from ..core.maps import reorthonormalize
 from ..core.matrices import Full
-from ..core.numerics import largest, symmetrize, transpose
+from ..core.numerics import largest, symmetrize
 from ..core.step import update
 
 Retraction = Callable[[Full, Tensor], tuple[Full, Tensor]]
@@ -64,7 +64,7 @@ def decompose(frame: Tensor) -> tuple[Full, Tensor]:
     """
     basis, roots, orientation = torch.linalg.svd(frame)
     roots = roots.clamp_min(torch.finfo(roots.dtype).eps * roots[..., :1])
-    return Full(basis, check_range(roots.square())), transpose(orientation)
+    return Full(basis, check_range(roots.square())), orientation.mT
 
 
 JACOBI: Rotation = partial(bounded, pairwise=True)
@@ -88,7 +88,7 @@ def spectral(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
     new, part = S, tangent / parts
     for _ in range(parts):
         new, transport = _learn(new, part, JACOBI, rayleigh=True)
-        part = transpose(transport) @ part @ transport
+        part = transport.mT @ part @ transport
     return new, transport if parts == 1 else _transport_between(S, new)
 
 
@@ -111,7 +111,7 @@ def paper(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
 def _learn(S: Full, tangent: Tensor, rotation: Rotation, rayleigh: bool) -> tuple[Full, Tensor]:
     """Let the one update of the paper learn the change ``B D^1/2 X D^1/2 B^T``, with gamma = 0."""
     roots = S.eigs.sqrt()
-    change = S.basis @ (roots[..., :, None] * tangent * roots[..., None, :]) @ transpose(S.basis)
+    change = S.basis @ (roots[..., :, None] * tangent * roots[..., None, :]) @ S.basis.mT
     new = update(S, Dense(symmetrize(change)), lr=1.0, decay=0.0, rotation=rotation, rayleigh=rayleigh)
     check_range(new.eigs)
     return new, _transport_between(S, new)
@@ -138,7 +138,7 @@ def check_frame(frame: Tensor) -> Tensor:
 
 def _transport_between(old: Full, new: Full) -> Tensor:
     """Return the orthogonal ``U`` with ``F^-1 F_new = P U`` and ``P`` positive definite, by Newton-Schulz steps."""
-    u = transpose(old.basis) @ new.basis * (new.eigs.sqrt()[..., None, :] / old.eigs.sqrt()[..., :, None])
+    u = old.basis.mT @ new.basis * (new.eigs.sqrt()[..., None, :] / old.eigs.sqrt()[..., :, None])
     u = u / torch.linalg.matrix_norm(u, keepdim=True)
     tolerance = u.shape[-1] * torch.finfo(u.dtype).eps
     for _ in range(100):  # small singular values grow by half in each step: enough for ratios up to 1e17

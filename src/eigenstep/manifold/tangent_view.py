@@ -14,11 +14,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.linalg import diagonal
 
 from ..core.curvature import factors_of, scale_of
 from ..core.kronecker import Kronecker
 from ..core.matrices import SPD, Full
-from ..core.numerics import contract, diagonal, symmetrize, transpose
+from ..core.numerics import contract, symmetrize
 
 
 class TangentView(SPD):
@@ -91,7 +92,7 @@ class TangentView(SPD):
     def dense(self, power: float = 1.0) -> Tensor:
         """Return ``S^power`` as an ordinary matrix, shape ``(*batch, N, N)``."""
         if isinstance(self.base, Full):  # two products instead of the three that events would take
-            return self.base.basis @ _power(self.base.eigs, self.tangents[0], power) @ transpose(self.base.basis)
+            return self.base.basis @ _power(self.base.eigs, self.tangents[0], power) @ self.base.basis.mT
         return super().dense(power)
 
     def sample(

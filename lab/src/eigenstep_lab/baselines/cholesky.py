@@ -26,7 +26,7 @@ from torch import Tensor
 
 from eigenstep.core.checks import check_number, check_symmetric
 from eigenstep.core.curvature import OuterProducts
-from eigenstep.core.numerics import contract, transpose
+from eigenstep.core.numerics import contract
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Cholesky:
     def _matrices(self, power: float) -> list[Tensor]:
         if power not in (1, -1):
             raise ValueError(f"power must be 1 or -1: a Cholesky factor gives no other root, got {power}")
-        inverses = [factor @ transpose(factor) for factor in self.factors]
+        inverses = [factor @ factor.mT for factor in self.factors]
         return inverses if power == -1 else [torch.linalg.inv(matrix) for matrix in inverses]
 
 
@@ -100,6 +100,6 @@ def update(
         columns = whitened.movedim(whitened.ndim - count + at, factor.ndim - 1).movedim(0, -1).flatten(factor.ndim - 1)
         identity = torch.eye(side, dtype=factor.dtype, device=factor.device)
         others = math.prod(sides) // side
-        step = -lr / 2 * (columns @ transpose(columns) / others - decay * identity)
+        step = -lr / 2 * (columns @ columns.mT / others - decay * identity)
         moved.append(factor @ (identity + step if truncated else torch.linalg.matrix_exp(step)))
     return Cholesky(tuple(moved))

@@ -24,8 +24,8 @@ from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.linalg import diagonal
 
-from eigenstep.core.numerics import diagonal, transpose
 from eigenstep.search.nes import utility_table
 
 Strategy = TypeVar("Strategy", bound="NES")
@@ -100,7 +100,7 @@ class CholeskyNES:
         return CholeskyNES(self.mean + lr_mean * self._root_times(step), factor)
 
     def _root_times(self, z: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(transpose(self.factor), z[..., None], upper=True)[..., 0]
+        return torch.linalg.solve_triangular(self.factor.mT, z[..., None], upper=True)[..., 0]
 
 
 def natural_gradient(z: Tensor, utilities: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.linalg import diagonal
 
 from eigenstep.core.checks import check_number, check_symmetric
-from eigenstep.core.numerics import diagonal, symmetrize, transpose
+from eigenstep.core.numerics import symmetrize
 
 
 def retraction_step(S: Tensor, gradient: Tensor, lr: float) -> Tensor:
@@ -41,6 +42,6 @@ def cholesky_step(C: Tensor, gradient: Tensor, lr: float) -> Tensor:
     """
     check_symmetric(gradient, "gradient")
     check_number(lr, "lr", 0.0)
-    local = transpose(C) @ gradient @ C
+    local = C.mT @ gradient @ C
     lower = 2 * local.tril() - torch.diag_embed(diagonal(local))
     return C @ torch.linalg.matrix_exp(-lr * lower)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eigenstep.core.numerics import symmetrize, transpose
+from eigenstep.core.numerics import symmetrize
 from eigenstep.manifold import minimize_spd
 
 from ..baselines import rgd
@@ -167,7 +167,7 @@ def cholesky(meter: Meter, lr: float) -> None:
     """Descend in a Cholesky factor with a fixed step size."""
     C = torch.eye(meter.problem.size, dtype=torch.float64)
     while True:
-        S = symmetrize(C @ transpose(C))
+        S = symmetrize(C @ C.mT)
         _watch(meter, S)
         C = rgd.cholesky_step(C, meter.gradient(S), lr)
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from eigenstep.core.numerics import symmetrize, transpose
+from eigenstep.core.numerics import symmetrize
 from eigenstep.manifold import minimize_spd
 
 from ..baselines import rgd
@@ -89,8 +89,8 @@ def cholesky_descent(watch: _Watch, start: Tensor, steps: int, lr: float) -> Non
     """Descend in a Cholesky factor."""
     C = torch.linalg.cholesky(start)
     for _ in range(steps):
-        C = rgd.cholesky_step(C, watch.gradient(symmetrize(C @ transpose(C))), lr)
-    watch.loss(symmetrize(C @ transpose(C)))
+        C = rgd.cholesky_step(C, watch.gradient(symmetrize(C @ C.mT)), lr)
+    watch.loss(symmetrize(C @ C.mT))
 
 
 SCHEMES: Mapping[str, tuple[Scheme, Mapping[str, tuple[float, ...]]]] = {

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
+from torch.linalg import diagonal
 
 from eigenstep.core.curvature import OuterProducts
-from eigenstep.core.numerics import diagonal, transpose
 
 from ..baselines.van_loan import dense_curvature
 from ..console import track
@@ -69,7 +69,7 @@ def wasserstein(estimate: Tensor, truth: Tensor) -> Tensor:
     It is the distance of Bures: ``W^2 = tr A + tr B - 2 tr (B^(1/2) A B^(1/2))^(1/2)``.
     """
     eigs, basis = torch.linalg.eigh(truth)
-    root = (basis * eigs.clamp_min(0).sqrt()[..., None, :]) @ transpose(basis)
+    root = (basis * eigs.clamp_min(0).sqrt()[..., None, :]) @ basis.mT
     cross = torch.linalg.eigvalsh(root @ estimate @ root).clamp_min(0).sqrt().sum(-1)
     trace, trace_truth = (diagonal(m).sum(-1) for m in (estimate, truth))
     return ((trace + trace_truth - 2 * cross).clamp_min(0) / trace_truth).sqrt()

@@ -24,7 +24,7 @@ from torch import Generator, Tensor
 
 from eigenstep.core.generators import Rotation, bounded, moore_penrose
 from eigenstep.core.matrices import SPD, Full
-from eigenstep.core.numerics import symmetrize, transpose
+from eigenstep.core.numerics import symmetrize
 from eigenstep.core.sources import spd_gradient
 from eigenstep.core.step import update
 
@@ -127,7 +127,7 @@ def schemes(start: Tensor) -> dict[str, Scheme]:
         "paper": Scheme(spectral, paper, Full.dense),
         "ours": Scheme(spectral, ours, Full.dense),
         "retraction": Scheme(start, rgd.retraction_step, lambda S: S),
-        "Cholesky": Scheme(torch.linalg.cholesky(start), rgd.cholesky_step, lambda C: C @ transpose(C)),
+        "Cholesky": Scheme(torch.linalg.cholesky(start), rgd.cholesky_step, lambda C: C @ C.mT),
     }
 
 

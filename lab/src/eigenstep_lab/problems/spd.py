@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Generator, Tensor
+from torch.linalg import diagonal
 
-from eigenstep.core.numerics import diagonal, symmetrize, transpose
+from eigenstep.core.numerics import symmetrize
 
 Array = Any
 """A torch tensor or a numpy array."""
@@ -85,7 +86,7 @@ class LogDet(_Data):
 
     def gap(self, S: Tensor) -> Tensor:
         """Return how far the value is above the least, from the eigenvalues of ``S Q``: all one at the solution."""
-        excess = torch.linalg.eigvalsh(transpose(self._root) @ S @ self._root) - 1
+        excess = torch.linalg.eigvalsh(self._root.mT @ S @ self._root) - 1
         return (excess - torch.log1p(excess)).sum(-1)
 
 
@@ -100,7 +101,7 @@ class Nearness(_Data):
 
     @cached_property
     def _moment(self) -> Tensor:
-        return self.x @ transpose(self.x) / self.x.shape[-1]
+        return self.x @ self.x.mT / self.x.shape[-1]
 
     def value(self, S: Array, picked: Array = ALL) -> Array:
         """Return the function, shape ``(*batch,)``."""
@@ -119,7 +120,7 @@ class Nearness(_Data):
     def gap(self, S: Tensor) -> Tensor:
         """Return how far the value is above the least, zero, from the second moment of all ``x_i``."""
         error = S @ self.Q - torch.eye(self.size).to(S)
-        return diagonal(error @ self._moment @ transpose(error)).sum(-1) / 2
+        return diagonal(error @ self._moment @ error.mT).sum(-1) / 2
 
 
 Problem = LogDet | Nearness
@@ -134,7 +135,7 @@ def random_spd(size: int, condition: float, generator: Generator, batch: tuple[i
     draws = torch.randn(*batch, size, size, generator=generator, dtype=torch.float64)
     basis = torch.linalg.qr(draws)[0]
     eigs = torch.logspace(0, math.log10(condition), size, dtype=torch.float64)
-    return symmetrize(basis * eigs @ transpose(basis))
+    return symmetrize(basis * eigs @ basis.mT)
 
 
 def log_det(size: int, condition: float, seed: int, batch: tuple[int, ...] = ()) -> LogDet:
@@ -147,7 +148,7 @@ def sampled_log_det(size: int, condition: float, seed: int, batch: tuple[int, ..
     generator = Generator().manual_seed(seed)
     root = torch.linalg.cholesky(random_spd(size, condition, generator, batch))
     x = root @ torch.randn(*batch, size, SAMPLES, generator=generator, dtype=torch.float64)
-    return LogDet(x @ transpose(x) / SAMPLES, x)
+    return LogDet(x @ x.mT / SAMPLES, x)
 
 
 def nearness(size: int, condition: float, seed: int, batch: tuple[int, ...] = ()) -> Nearness:
