@@ -16,7 +16,6 @@ from sklearn.datasets import load_wine
 from torch import Tensor
 
 from eigenstep.manifold import SPDResult, TangentView, minimize_spd
-from eigenstep_lab.console import print_table
 
 
 def wines() -> Tensor:
@@ -76,7 +75,9 @@ def main() -> None:
         begin = time.process_time()
         errors = [distance(truth, estimate(x)) for x in (clean, data)]
         rows.append((name, *(f"{error:.2f}" for error in errors), f"{500 * (time.process_time() - begin):.0f}"))
-    print_table("Distance from the covariance of the clean data", ("estimator", "clean", "outliers", "CPU ms"), rows)
+    print("Distance from the covariance of the clean data")
+    for row in (("estimator", "clean", "outliers", "CPU ms"), *rows):
+        print("{:<34}{:<7}{:<10}{}".format(*row))
 
 
 if __name__ == "__main__":

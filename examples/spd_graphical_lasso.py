@@ -16,7 +16,6 @@ from sklearn.datasets import load_breast_cancer
 from torch import Tensor
 
 from eigenstep.manifold import minimize_spd
-from eigenstep_lab.console import print_table
 
 
 def covariances() -> tuple[Tensor, Tensor]:
@@ -60,7 +59,9 @@ def main() -> None:
             figures = f"{objective(P, known, alpha):.4f}", f"{likelihood:.2f}", f"{small:.0%}", f"{1e3 * spent:.0f}"
             rows.append((alpha, name, *figures))
     columns = ("α", "method", "objective", "held-out log-likelihood", "small entries", "CPU ms")
-    print_table("Regularized precision", columns, rows)
+    print("Regularized precision")
+    for row in (columns, *rows):
+        print("{:<6}{:<14}{:<11}{:<25}{:<15}{}".format(*row))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from sklearn.datasets import load_breast_cancer
 from torch import Tensor
 
 from eigenstep.manifold import TangentView, minimize_spd
-from eigenstep_lab.console import print_table
 
 
 def tumors() -> Tensor:
@@ -99,7 +98,9 @@ def main() -> None:
         found[name] = value(S, data), steps, time.process_time() - begin
     least = min(v for v, _, _ in found.values())
     rows = [(name, f"{v - least:.1e}", steps, f"{1e3 * spent:.0f}") for name, (v, steps, spent) in found.items()]
-    print_table("Tyler's estimator", ("method", "above the least value", "gradients or iterations", "CPU ms"), rows)
+    print("Tyler's estimator")
+    for row in (("method", "above the least value", "gradients or iterations", "CPU ms"), *rows):
+        print("{:<29}{:<23}{:<25}{}".format(*row))
 
 
 if __name__ == "__main__":
