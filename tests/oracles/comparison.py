@@ -41,6 +41,7 @@ def assert_same(
     tolerance: float = 1e-9,
     gradients: Sequence[Sequence[Array | None]] | None = None,
     curvature: Sequence[dict[int, Array]] | None = None,
+    units: Sequence[float] | None = None,
     **options: Any,
 ) -> None:
     """Assert that both move parameters alike: differences at any time are small compared with the whole move.
@@ -52,9 +53,12 @@ def assert_same(
         tolerance: the largest difference, relative to the largest move of each parameter.
         gradients: for each step those of all parameters; :func:`stream` by default.
         curvature: for each step the vectors given to it, by number of the parameter.
+        units: numbers by which the library's gradients are multiplied, one for each parameter, but the oracle's are
+            not: most options make steps that do not depend on them.
         **options: arguments of ``Spectral`` that differ from the recipe's.
     """
     shapes = [shapes] if isinstance(shapes, tuple) else list(shapes)
+    units = units or [1.0] * len(shapes)
     gradients = gradients or list(zip(*(stream(s, steps, at) for at, s in enumerate(shapes)), strict=True))
     build, defaults = RECIPES[recipe]
     starts = [np.array(stream(shape, 1, 77)[0]) for shape in shapes]
@@ -66,8 +70,8 @@ def assert_same(
 
     differences = np.zeros(len(shapes))
     for at in range(steps):
-        for param, gradient in zip(params, gradients[at], strict=True):
-            param.grad = None if gradient is None else torch.tensor(gradient)
+        for param, gradient, unit in zip(params, gradients[at], units, strict=True):
+            param.grad = None if gradient is None else torch.tensor(gradient * unit)
         vectors = curvature[at] if curvature else {}
         optimizer.step(curvature={params[number]: torch.tensor(v) for number, v in vectors.items()})
         oracle.step(list(gradients[at]), vectors)

@@ -1,15 +1,24 @@
 """``Spectral`` with its defaults, its recipes and every way to turn, against the transcription: 30 steps, to 1e-9."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from .comparison import assert_same, stream
+from .transcription import Tensor
 
 SHAPES = [(), (1,), (4,), (1, 4), (4, 1), (5, 3), (3, 5), (4, 4), (9, 3), (2, 3, 2), (3, 2, 2, 2)]
 ROTATIONS, MAPS = ("bounded", "normalized", "moore_penrose"), ("quadratic", "truncated", "exact")
+ANY_SIZE: list[dict[str, Any]] = [
+    {},
+    {"eigenvalues": "kronecker", "maps": "exact"},
+    {"residual": True, "grafting": "adam"},
+    {"rotation": "moore_penrose", "grafting": "rms", "clip": 0.5},
+    {"rotation": "normalized", "residual": True, "damping": 0.1},
+]
 WAYS = list(itertools.product(ROTATIONS, MAPS))
 
 
@@ -58,22 +67,35 @@ def test_parameters_without_gradients_wait() -> None:
     assert_same(shapes, gradients=gradients)
 
 
-@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("options", [{}, {"residual": True}, {"grafting": "adam", "betas": (0.95, 0.5)}], ids=str)
 @pytest.mark.parametrize("zero", ["first", "later", "rows"])
-def test_zero_gradients(zero: str, residual: bool) -> None:
+def test_zero_gradients(zero: str, options: dict[str, Any]) -> None:
     shapes = [(4, 3), (5,)]
     gradients = list(zip(*(stream(s, 30, at) for at, s in enumerate(shapes)), strict=True))
     steps = {"first": range(3), "later": range(8, 20), "rows": range(30)}[zero]
     for at in steps:
         for gradient in gradients[at]:
             gradient[: 2 if zero == "rows" else None] = 0
-    assert_same(shapes, gradients=gradients, residual=residual)
+    assert_same(shapes, gradients=gradients, **options)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e30])
-def test_gradients_of_any_size(scale: float) -> None:
-    """Squares of such gradients still fit float64, so the transcription needs no care."""
-    assert_same((4, 3), gradients=[[g] for g in stream((4, 3), 30, scale=scale)])
+@pytest.mark.parametrize("options", ANY_SIZE, ids=str)
+def test_gradients_of_any_size(options: dict[str, Any]) -> None:
+    """Side by side in one stack, gradients whose squares neither fit float64 nor are above zero in it."""
+    assert_same([(4, 3), (4, 3), (3, 4)], units=[2.0**900, 2.0**-900, 1.0], **options)
+
+
+def test_momentum_stays_where_it_is_while_bases_turn_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With orthogonal rotations, momentum in eigen-coordinates is the ordinary momentum of the parameter."""
+    turn = Tensor.turn
+
+    def turn_without_momentum(self: Tensor, rotations: list[np.ndarray]) -> None:
+        momentum = self.unrotate(self.momentum)
+        turn(self, rotations)
+        self.momentum = self.rotate(momentum)
+
+    monkeypatch.setattr(Tensor, "turn", turn_without_momentum)
+    assert_same((5, 3), maps="exact")
 
 
 @pytest.mark.parametrize("structure", ["kronecker", "axes", "full", "diagonal"])
@@ -93,6 +115,11 @@ def test_given_curvature_in_stacks_of_unequal_numbers() -> None:
 @pytest.mark.parametrize("recipe", ["default", "fast", "paper"])
 def test_bfloat16_bases(recipe: str, maps: str) -> None:
     assert_same([(4, 3), (3, 3), (5,)], recipe, maps=maps, basis_dtype=torch.bfloat16)
+
+
+def test_bfloat16_residual() -> None:
+    """Loosely: the residual is rounded in units of the largest gradient, of which formulas know nothing."""
+    assert_same((4, 3), residual=True, basis_dtype=torch.bfloat16, tolerance=0.05)
 
 
 @pytest.mark.parametrize("interval", [2, 3, 7])
