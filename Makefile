@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint format bench figures docs clean
+.PHONY: help demo test mutants lint format bench figures docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ demo: $(VENV)/.has-lab ## See the library's main job at work
 
 test: $(VENV)/.has-lab $(VENV)/.has-dev $(VENV)/.has-trainers $(VENV)/.has-cluster ## Run every test, in parallel (PYTEST_ARGS="-k name" selects)
 	$(BIN)/pytest -n auto $(PYTEST_ARGS)
+
+mutants: $(VENV)/.has-dev $(VENV)/.has-mutants ## Change the arithmetic in thousands of small ways: do the tests notice? Takes hours
+	OMP_NUM_THREADS=1 $(BIN)/python tests/oracles/mutants.py $(MUTANTS)
 
 lint: $(VENV)/.has-lab $(VENV)/.has-dev ## Check style, docstrings, formatting and types
 	$(BIN)/ruff check .
@@ -38,7 +41,7 @@ docs: $(VENV)/.has-docs ## Build the documentation site into site/
 	$(BIN)/mkdocs build --strict --quiet
 
 clean: ## Remove the environment, caches and built files (runs/ stays)
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site mutants .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch comes first, pinned: an open range can pull gigabytes of CUDA libraries.
 $(VENV)/.has-torch: constraints.txt

@@ -16,7 +16,7 @@ ANY_SIZE: list[dict[str, Any]] = [
     {},
     {"eigenvalues": "kronecker", "maps": "exact"},
     {"residual": True, "grafting": "adam"},
-    {"rotation": "moore_penrose", "grafting": "rms", "clip": 0.5},
+    {"rotation": "moore_penrose", "grafting": "rms", "clip": 0.5, "root": 1.0},
     {"rotation": "normalized", "residual": True, "damping": 0.1},
 ]
 WAYS = list(itertools.product(ROTATIONS, MAPS))
