@@ -36,11 +36,14 @@ def main() -> int:
     lines = [line.strip().rsplit(": ", 1) for line in mutmut("results", "--all", "true").splitlines() if ": " in line]
     results = {name: status for name, status in lines if status != "not checked"}
     reasons = {entry["change"]: entry["reason"] for entry in tomllib.loads(REASONS.read_text())["survivor"]}
-    unexplained = 0
+    unexplained, stale = 0, set(reasons)
     for name in (name for name, status in results.items() if status not in KILLED):
         change = change_of(name)
         unexplained += change not in reasons
+        stale.discard(change)
         print(f"{name} ({results[name]})\n    {change}\n    {reasons.get(change, 'NO REASON GIVEN')}")
+    if stale and len(sys.argv) == 1:
+        print(f"{REASONS.name} explains mutants that do not survive:", *sorted(stale), sep="\n    ")
     killed = sum(status in KILLED for status in results.values())
     print(", ".join(f"{count} {status}" for status, count in Counter(results.values()).most_common()))
     print(f"score: {killed} of {len(results)} killed, {killed / len(results):.1%}; {unexplained} survivors unexplained")
