@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
 from collections import Counter
 from pathlib import Path
+
+import tomllib
 
 GOAL = 0.95
 KILLED = ("killed", "timeout", "segfault", "caught by type check")

@@ -114,3 +114,10 @@ def test_stacked_layers_have_sizes_of_their_own(grafting: str) -> None:
 @pytest.mark.parametrize("structure", ["axes", "full"])
 def test_bfloat16_bases(structure: str) -> None:
     assert_same((2, 3, 2), structure=structure, basis_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "options", [{"turn_first": True}, {"grafting": "adam"}, {"interval": 3, "start": 0.0}], ids=str
+)
+def test_bfloat16_bases_with(options: dict[str, Any]) -> None:
+    assert_same((4, 3), basis_dtype=torch.bfloat16, **options)
