@@ -79,3 +79,12 @@ def test_one_turn_diagonalizes_two_by_two_matrices(gap: float, limit: float) -> 
 def test_tiny_entries_at_equal_eigenvalues_do_no_harm(off: float) -> None:
     N = numpy_twin.bounded(np.array([[1.0, off], [off, 1.0]]))
     assert np.abs(N).max() <= 0.5
+
+
+def test_averages_that_rounding_left_asymmetric_still_have_skew_generators() -> None:
+    """Where eigenvalues are equal, rounding alone decides on the sign of an entry, on both sides of the diagonal."""
+    A = np.array([[[1.0, 1e-17], [-1e-17, 1.0]], [[1.0, 0.1], [0.1 + 1e-17, 2.0]]])
+    N = numpy_twin.bounded(A)
+    np.testing.assert_allclose(N, -N.swapaxes(-2, -1), atol=1e-15)
+    Q = numpy_twin.cayley(N)
+    np.testing.assert_allclose(Q.swapaxes(-2, -1) @ Q, np.broadcast_to(np.eye(2), (2, 2, 2)), atol=1e-14)

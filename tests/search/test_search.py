@@ -152,12 +152,12 @@ def test_states_of_other_searches_are_refused() -> None:
 
 def test_ipop_doubles_and_bipop_alternates() -> None:
     rng = np.random.default_rng(0)
-    ipop, start, sizes = Restarts(8), Start(8), []
+    ipop, start, sizes = Restarts(), Start(8), []
     for _ in range(4):
         start = ipop(start, 100, rng)
         sizes.append(start.population)
     assert sizes == [16, 32, 64, 128]
-    bipop, start, made = Restarts(8, bipop=True), Start(8), []
+    bipop, start, made = Restarts(bipop=True), Start(8), []
     for _ in range(12):
         start = bipop(start, 1000 if start.large else 300, rng)
         made.append(start)

@@ -21,6 +21,8 @@ Array = NDArray[np.float64]
 
 LARGEST_ENTRY = float(np.finfo(np.float64).eps) ** -0.5
 """Larger entries of a generator turn a pair of axes by half a turn anyway, up to rounding."""
+MOST_SKEWNESS_LOST = 1e-8
+"""At equal eigenvalues, entries that are nothing but rounding may have other signs above the diagonal than below."""
 
 
 def bounded(average: Array) -> Array:
@@ -41,7 +43,10 @@ def bounded(average: Array) -> Array:
     gap += np.copysign(np.sqrt(root, out=root), gap)
     generator = average / gap
     diagonal(generator)[...] = 0
-    return np.negative(generator, out=generator)
+    np.negative(generator, out=generator)
+    if np.abs(generator + transpose(generator)).max() > MOST_SKEWNESS_LOST:
+        generator = (generator - transpose(generator)) / 2
+    return generator
 
 
 def cayley(generator: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from ..core.numpy_twin import Array
 
 Point = Any
 """A numpy array or a torch tensor, as the user's start is."""
-Choice = TypeVar("Choice")
 LARGEST = 1e150
 """Larger starts and step sizes, or step sizes below one over this, could overflow somewhere."""
 
@@ -135,13 +134,6 @@ def check_start(start: Array, deviations: Array, tolx: float, form: Form) -> Non
             f"sigma0 is {deviations[j]:.3g} at coordinate {j}, so small that rounding swallows it when it is added to "
             f"x0, which is {start[j]:.3g} there: choose a larger sigma0"
         )
-
-
-def choose(value: object, name: str, choices: Mapping[str, Choice]) -> Choice:
-    """Return the choice with a given name, or say which ones there are."""
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, or a function; got {value!r}")
-    return choices[value]
 
 
 def check_options(*, sizes: Mapping[str, object], numbers: Mapping[str, tuple[object, float]]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.arguments import choose
 from ..core.numpy_twin import Array
-from .inputs import choose
 from .nes import PaperNES
 from .rates import default_population
 from .spectral import SpectralGaussian
@@ -63,37 +63,19 @@ def even(population: int) -> int:
     return population + population % 2
 
 
-def usual_population(d: int) -> int:
-    """Return CMA-ES's number of samples per generation, rounded up to an even number."""
-    return even(default_population(d))
+def usual_population(d: int, method: object = "spectral") -> int:
+    """Return CMA-ES's number of samples per generation, rounded up to an even number; for the paper's, twice xNES's."""
+    return 2 * default_population(d) if method == "nes" else even(default_population(d))
 
 
-def nes_population(d: int) -> int:
-    """Return the number of samples with which the paper's strategy is used, twice xNES's own."""
-    return 2 * default_population(d)
-
-
-class Method(NamedTuple):
-    """How a run begins.
-
-    Attributes:
-        begin: makes the distribution.
-        population: number of samples per generation for a dimension.
-    """
-
-    begin: Begin
-    population: Callable[[int], int] = usual_population
-
-
-METHODS: Mapping[str, Method] = {
-    "spectral": Method(SpectralGaussian.start),
-    "separable": Method(partial(SpectralGaussian.start, separable=True)),
-    "nes": Method(PaperNES.start, nes_population),
+METHODS: Mapping[str, Begin] = {
+    "spectral": SpectralGaussian.start,
+    "separable": partial(SpectralGaussian.start, separable=True),
+    "nes": PaperNES.start,
 }
 
 
-def find_method(method: object) -> Method:
-    """Return a method by its name, or made of a function, or of a class with a constructor ``start``."""
-    if callable(method):
-        return Method(getattr(method, "start", method))
-    return choose(method, "method", METHODS)
+def find_method(method: Any) -> Begin:
+    """Return a method by its name, or of the user's own: a function, or a class with a constructor ``start``."""
+    chosen = choose(method, METHODS, "method")
+    return getattr(chosen, "start", chosen)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from ..core.arguments import check_number, check_size
-from .inputs import check_population, choose
+from ..core.arguments import check_number, check_size, choose
+from .inputs import check_population
 from .methods import even
 
 
@@ -48,17 +47,17 @@ class Restarts:
     """The schedules that have names, and what all runs so far have used.
 
     Attributes:
-        first: population of the first run.
         bipop: whether to make small, narrow runs in between, as long as they have used fewer evaluations than the large
             ones (Hansen, 2009). Without them, the population doubles at every restart (Auger and Hansen, 2005).
+        first: population of the first run, once that is over.
         doublings: how often the population has doubled.
         large_evals: evaluations of the runs with growing populations.
         small_evals: evaluations of the others.
         last_large: evaluations of the last run with a growing population.
     """
 
-    first: int
     bipop: bool = False
+    first: int = 0
     doublings: int = 0
     large_evals: int = 0
     small_evals: int = 0
@@ -66,6 +65,7 @@ class Restarts:
 
     def __call__(self, ended: Start, evals: int, rng: np.random.Generator) -> Start:
         """Return the next start; see :data:`Schedule`."""
+        self.first = self.first or ended.population
         if ended.large:
             self.large_evals += evals
             self.last_large = evals
@@ -80,13 +80,9 @@ class Restarts:
         return Start(self.first * 2**self.doublings)
 
 
-SCHEDULES: Mapping[str, Callable[[int], Restarts]] = {"ipop": Restarts, "bipop": partial(Restarts, bipop=True)}
+SCHEDULES: Mapping[str, Schedule] = {"ipop": Restarts(), "bipop": Restarts(bipop=True)}
 
 
-def find_schedule(restarts: object, population: int) -> Schedule | None:
-    """Return a schedule by its name, or a function of the user's own, copied because it may remember something."""
-    if restarts is None:
-        return None
-    if callable(restarts):
-        return deepcopy(restarts)
-    return choose(restarts, "restarts", SCHEDULES)(population)
+def find_schedule(restarts: str | Schedule | None) -> Schedule | None:
+    """Return a schedule by its name, or of the user's own; a copy, because it remembers what it has seen."""
+    return None if restarts is None else deepcopy(choose(restarts, SCHEDULES, "restarts"))

@@ -13,7 +13,7 @@ from .asked import Asked
 from .domain import Domain
 from .history import History
 from .inputs import Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
-from .methods import Distribution, find_method
+from .methods import Distribution, find_method, usual_population
 from .noise import Reevaluation
 from .ranking import sanitize
 from .restarts import Schedule, Start, find_schedule
@@ -96,7 +96,7 @@ class Search:
             },
         )
         check_population(population)
-        kind = find_method(method)
+        begin = find_method(method)
         self._rng = np.random.default_rng(seed)
         self._x0 = x0 if callable(x0) else None
         first = x0(self._rng) if callable(x0) else x0
@@ -108,12 +108,12 @@ class Search:
         if not self._domain.contains(start):
             raise ValueError("x0 must be within the bounds")
         check_start(start, sigma * scale, tolx, self._form)
-        self._start, self._sigma0, self._method = start, sigma, kind.begin
+        self._start, self._sigma0, self._method = start, sigma, begin
         self.max_evals, self._max_iter = 10_000 * d if max_evals is None else max_evals, max_iter
         self._max_seconds, self._max_restarts, self.target = max_seconds, max_restarts, target
         self._tolfun, self._tolx = tolfun, tolx
-        self._present = Start(kind.population(d) if population is None else population)
-        self._restarts = find_schedule(restarts, self._present.population)
+        self._present = Start(usual_population(d, method) if population is None else population)
+        self._restarts = find_schedule(restarts)
         self.noise = Reevaluation() if noisy else None
 
         self.evaluations = self.iterations = self.failures = self.restarts = 0
