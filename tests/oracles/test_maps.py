@@ -110,3 +110,28 @@ def test_positive_maps() -> None:
     tensors = torch.from_numpy(d), torch.from_numpy(d + h)
     assert abs(maps.exp(*tensors).numpy() - d * np.exp(h / d)).max() < 1e-13
     assert abs(maps.truncated_exp(*tensors).numpy() - (d + h)).max() < 1e-15
+
+
+def test_batches_with_two_axes() -> None:
+    N = torch.from_numpy(skew(1.0)).view(2, 2, 5, 5)
+    Q = maps.cayley(N)
+    assert abs(maps.inverse_cayley(Q) - N).max() < 1e-11
+    expected = torch.linalg.matrix_norm(1.21 * torch.eye(5) - torch.eye(5)) / 5**0.5
+    assert abs(maps.orthogonality_defect(1.1 * Q) - expected).max() < 1e-6
+
+
+def test_defect_of_half_precision_is_measured_in_float32() -> None:
+    defect = maps.orthogonality_defect(torch.full((1, 1), 1.0078125, dtype=torch.bfloat16))
+    assert defect.dtype == torch.float32
+    assert abs(defect - (1.0078125**2 - 1)) < 1e-7
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_sizes_side_by_side_do_not_matter(name: str) -> None:
+    """Matrices of a batch may be of any size: scaling ``d`` and ``A`` leaves ``N`` as it is."""
+    function, formula, options = GENERATORS[name]
+    d, A = averages()
+    units = np.array([2.0**800, 1.0, 2.0**-800, 1.0])
+    found = function(torch.from_numpy(d * units[:, None]), torch.from_numpy(A * units[:, None, None]), **options)
+    for at in range(len(d)):
+        assert abs(found[at].numpy() - formula(d[at], A[at], **options)).max() < 1e-14
