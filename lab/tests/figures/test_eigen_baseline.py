@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.linalg import diagonal
 from torch.testing import assert_close
 
 from core.cases import random_diagonal, random_full, random_kronecker, random_symmetric
@@ -14,7 +15,6 @@ from eigenstep.core.curvature import Dense, OuterProducts, project, project_iden
 from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.maps import orthogonality_defect, truncated_exp
 from eigenstep.core.matrices import Diagonal, Full
-from torch.linalg import diagonal
 from eigenstep.core.step import update
 from eigenstep_lab.baselines import eigen
 

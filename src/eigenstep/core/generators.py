@@ -72,7 +72,10 @@ def bounded(eigs: Tensor, average: Tensor, *, pairwise: bool = False) -> Tensor:
     values = diagonal(off).clone()
     diagonal(off).zero_()
     # From here on in place: these matrices are as large as the bases, and memory is what takes the time.
-    size = (values[..., :, None] - values[..., None, :]).add_(_tie_breaker(off))
+    size = values[..., :, None] - values[..., None, :]
+    # Too small to matter except where two eigenvalues are equal: there it decides the sign, one way round.
+    tie = torch.full_like(off[(0,) * (off.ndim - 2)], torch.finfo(off.dtype).tiny).triu_(1)
+    size.add_(tie).sub_(tie.mT)
     root = size.square()
     if pairwise:
         root.addcmul_(off, off, value=4)
@@ -83,13 +86,6 @@ def bounded(eigs: Tensor, average: Tensor, *, pairwise: bool = False) -> Tensor:
     # Entries whose squares vanish in this number format must not blow up: with this floor their rows stay short, too.
     floor = 2 * off.shape[-1] * torch.finfo(off.dtype).tiny ** 0.5
     return off.neg_().div_(size.abs().clamp_min_(floor).copysign_(size))
-
-
-def _tie_breaker(like: Tensor) -> Tensor:
-    """Return a skew-symmetric matrix too small to matter except where two eigenvalues are equal."""
-    n = like.shape[-1]
-    upper = torch.full((n, n), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device).triu_(1)
-    return upper - upper.T
 
 
 ROTATIONS: Mapping[str, Rotation] = {

@@ -69,7 +69,7 @@ def truncated_cayley(generator: Tensor, cap: float | None = 0.6) -> Tensor:
     n = generator
     y = matmul(n, n)
     if cap is not None:
-        shrink = shrink_factor(y, cap).to(n.dtype)
+        shrink = shrink_factor(y, cap)
         n, y = n * shrink, y * shrink.square()
     tail = matmul(_plus_identity(y), _plus_identity(matmul(y, y)))
     return matmul(tail, _plus_identity(y + 2 * n))
@@ -77,8 +77,9 @@ def truncated_cayley(generator: Tensor, cap: float | None = 0.6) -> Tensor:
 
 def shrink_factor(square: Tensor, cap: float) -> Tensor:
     """Return ``min(1, cap / ||N^2||_F^(1/2))`` for each generator of a batch, given ``square = N^2``."""
-    norm = torch.linalg.matrix_norm(square.to(accumulation_dtype(square.dtype))).sqrt()
-    return (cap / norm.clamp_min(cap))[..., None, None]
+    wide = square.float() if square.dtype in HALF else square
+    norm = torch.linalg.matrix_norm(wide, keepdim=True).sqrt()
+    return (cap / norm.clamp_min(cap)).to(square.dtype)
 
 
 def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
@@ -91,7 +92,7 @@ def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
         cap: shorten generators so that ``||N^2||_F^(1/2)``, a bound on the spectral norm, is at most this.
     """
     square = matmul(generator, generator)
-    shrink = shrink_factor(square, cap).to(generator.dtype)
+    shrink = shrink_factor(square, cap)
     result = 2 * (generator * shrink + square * shrink.square())
     diagonal(result).add_(1)
     return result
@@ -120,7 +121,7 @@ def truncated_exp(eigs: Tensor, target: Tensor) -> Tensor:
         target: ``n``, where the linear update would put them, same shape.
     """
     limits = torch.finfo(eigs.dtype)
-    return torch.maximum(target, limits.eps**2 * eigs).clamp(limits.tiny, largest(eigs.dtype))
+    return torch.maximum(target, limits.eps**2 * eigs).clamp(limits.tiny, limits.max * limits.eps)
 
 
 def tempered_exp(eigs: Tensor, target: Tensor) -> Tensor:

@@ -73,6 +73,7 @@ def learn(
     positive: Positive = exp,
     rayleigh: bool = False,
     sweeps: int = 1,
+    dtype: torch.dtype | None = None,
 ) -> Learned:
     """Take one step in eigen-coordinates.
 
@@ -90,6 +91,7 @@ def learn(
         positive: map that moves ``d`` towards where the linear update would put it, and keeps it positive.
         rayleigh: read the eigenvalues off in the turned basis (Rayleigh quotients).
         sweeps: how many times to turn towards the same average.
+        dtype: number format in which ``Q`` is computed, for instance a bfloat16 basis's own; by default that of ``W``.
     """
     if W.ndim == eigs.ndim:
         return Learned(positive(eigs, blend(eigs, W + damping, rate, decay)), residual=residual)
@@ -107,7 +109,8 @@ def learn(
     turn = None
     for left in reversed(range(sweeps)):
         generator = rotation(eigs, turned)
-        q, speed = orthogonal(generator), torch.linalg.matrix_norm(generator)
+        speed = torch.linalg.matrix_norm(generator)
+        q = orthogonal(generator if dtype is None else generator.to(dtype))
         del generator  # as large as a basis
         turn = q if turn is None else matmul(turn, q)
         if left or rayleigh or residual is not None:
@@ -127,8 +130,12 @@ def normalize(factors: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         The scaled eigenvalues, and for each factor the logarithm of what it was divided by, shape ``(L, *batch)``. Of
         these logarithms, the paper adds the mean to ``log alpha``.
     """
-    logs = [eigs.log() for eigs in factors]
-    return [centered_exp(values) for values in logs], torch.stack([values.mean(-1) for values in logs])
+    centered, means = [], []
+    for eigs in factors:
+        logs = eigs.log()
+        means.append(logs.mean(-1))
+        centered.append(centered_exp(logs))
+    return centered, torch.stack(means)
 
 
 def update(

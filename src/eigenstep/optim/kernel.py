@@ -32,7 +32,7 @@ from ..core.maps import (
     truncated_exp,
 )
 from ..core.numerics import matmul
-from ..core.step import Learned, learn, normalize
+from ..core.step import learn, normalize
 from .state import Rates, Rule, State
 
 Turns = Mapping[int, Tensor]
@@ -56,18 +56,21 @@ def step(gradient: Tensor, curvature: Tensor | None, state: State, rule: Rule, r
     """
     state["step"] += 1
     gradient = gradient.to(state["scale"].dtype)
-    bases = {axis: state[f"basis_{axis}"] for axis in range(gradient.ndim - 2) if f"basis_{axis}" in state}
+    bases = {}
+    for axis in range(gradient.ndim - 2):
+        if f"basis_{axis}" in state:
+            bases[axis] = state[f"basis_{axis}"]
     rotated = rotate(gradient, bases)
     direction = _momentum(rotated, state, rule, rates)
     samples = rotated[..., None] if curvature is None else rotate(curvature.to(gradient.dtype), bases)
     samples, past = _whiten(samples, state, rule, rates)
-    del rotated
+    del rotated  # memory is short while bases turn
     turns = _learn(samples, past, state, rule, rates, bases if turn else {})
     del samples
     if rule.turn_first:
         direction = rotate(direction, turns)
         _turn(turns, bases, state, rule)
-    direction = rotate(_precondition(direction, state, rule), {axis: basis.mT for axis, basis in bases.items()})
+    direction = rotate(_precondition(direction, state, rule), bases, back=True)
     if not rule.turn_first:
         _turn(turns, bases, state, rule)
     if rule.grafting is not None or rule.clip is not None:
@@ -75,11 +78,11 @@ def step(gradient: Tensor, curvature: Tensor | None, state: State, rule: Rule, r
     return direction
 
 
-def rotate(x: Tensor, turns: Turns) -> Tensor:
-    """Return ``x``, which may have a trailing axis of samples, with axes multiplied by ``B^T`` or ``Q^T``."""
+def rotate(x: Tensor, turns: Turns, back: bool = False) -> Tensor:
+    """Return ``x``, which may have a trailing axis of samples, with axes multiplied by ``B^T``, or ``B`` to go back."""
     dtype = x.dtype
     for axis, matrix in turns.items():
-        x = x.to(matrix.dtype)
+        x, matrix = x.to(matrix.dtype), matrix.mT if back else matrix
         if axis == 0:  # block by block
             x = matmul(matrix.mT, x.flatten(3) if x.ndim > 3 else x[..., None]).view_as(x)
         else:  # shared by the blocks
@@ -93,7 +96,7 @@ def _momentum(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor
     if "momentum" not in state:
         return rotated
     momentum = state["momentum"]
-    weight = _spread(_rate(rates.beta1, state["step"], min(rule.start, 1.0)), rotated)
+    weight = _rate(rates.beta1, state["step"], min(rule.start, 1.0)).view(-1, *[1] * (rotated.ndim - 1))
     momentum.lerp_(rotated.to(momentum.dtype), weight.to(momentum.dtype))
     if not rule.nesterov:
         return momentum.to(rotated.dtype)
@@ -111,7 +114,7 @@ def _whiten(samples: Tensor, state: State, rule: Rule, rates: Rates) -> tuple[Te
     if not rule.relative_damping:
         unit = torch.maximum(unit, rates.damping.sqrt())
     unit = torch.where(unit > 0, unit, 1.0)
-    samples = samples / _spread(unit, samples)
+    samples = samples / unit.view(-1, *[1] * (samples.ndim - 1))
     size = torch.linalg.vector_norm(samples, dim=axes) / samples[0, ..., 0].numel() ** 0.5
     scale = torch.where(state["scale"] > 0, state["scale"] / unit, size)
     state["scale"].copy_(torch.where(scale > 0, unit, 0.0))
@@ -121,51 +124,52 @@ def _whiten(samples: Tensor, state: State, rule: Rule, rates: Rates) -> tuple[Te
 def _learn(samples: Tensor, past: Tensor, state: State, rule: Rule, rates: Rates, bases: Turns) -> dict[int, Tensor]:
     """Learn ``d`` of each axis, ``alpha`` and the corrected eigenvalues; return the rotations of the given bases."""
     axes = range(samples.ndim - 3)
-    inverses = [state[f"eigs_{axis}"].reciprocal() for axis in axes]
+    unit, inverses = past[:, None, None], []
+    for axis in axes:
+        inverses.append(state[f"eigs_{axis}"].reciprocal())
     level = _damping(past, state, rule, rates, axes)
     rate = _rate(rates.beta2, state["step"], rule.start)
-    positive = tempered_exp if rule.maps == "exact" else truncated_exp
     turning = _turning(rule, rates, state, bases) if bases else {}
     square = None if len(bases) == len(axes) else _squares(samples)
-    learned = []
+    learned, turns = [], {}
     for axis in axes:
-        others = {other: inverse for other, inverse in enumerate(inverses) if other != axis}
         damping = level[:, None, None]
-        for inverse in others.values():
-            damping = damping * inverse.mean((1, 2), keepdim=True)
+        for other in axes:
+            damping = damping if other == axis else damping * inverses[other].mean((1, 2), keepdim=True)
         residual = state.get(f"residual_{axis}")
         found = learn(
-            past[:, None, None] * state[f"eigs_{axis}"],
-            _project(samples, axis, others) if axis in bases else _project_diagonal(square, axis, others),
+            unit * state[f"eigs_{axis}"],
+            _project(samples, axis, inverses) if axis in bases else _project_diagonal(square, axis, inverses),
             rate=rate[:, None, None],
             decay=rule.decay,
             damping=damping,
-            residual=None if residual is None else residual.mul_(past[:, None, None, None]),
-            positive=positive,
+            residual=None if residual is None else residual.mul_(unit[..., None]),
+            positive=tempered_exp if rule.maps == "exact" else truncated_exp,
             **turning,
         )
-        if found.speed is not None:
+        learned.append(found.eigs.flatten(1))
+        if found.turn is not None and found.speed is not None:
+            turns[axis] = found.turn
             state[f"speed_{axis}"].copy_(found.speed)
         if residual is not None and found.residual is not None:
             residual.copy_(found.residual)
-        learned.append(found._replace(residual=None))  # memory is short while bases turn
     change = _normalize(learned, state)
     if "second_moment" in state:
         square = _squares(samples) if square is None else square
-        shrink = (-change).exp()
-        square.add_(_spread(level, square)).mul_(_spread(rate * shrink, square))
-        state["second_moment"].mul_(_spread((1 - rule.decay * rate) * past * shrink, square)).add_(square)
-    return {axis: found.turn for axis, found in enumerate(learned) if found.turn is not None}
+        shrink, column = (-change).exp(), (-1, *[1] * (square.ndim - 1))
+        square.add_(level.view(column)).mul_((rate * shrink).view(column))
+        state["second_moment"].mul_(((1 - rule.decay * rate) * past * shrink).view(column)).add_(square)
+    return turns
 
 
-def _normalize(learned: list[Learned], state: State) -> Tensor:
-    """Scale eigenvalues to product one, and return the logarithm of the factor by which ``alpha`` grows."""
-    values, log_means = normalize([found.eigs.flatten(1) for found in learned])
+def _normalize(learned: list[Tensor], state: State) -> Tensor:
+    """Keep eigenvalues scaled to product one, and return the logarithm of the factor by which ``alpha`` grows."""
+    values, log_means = normalize(learned)
     change = log_means.mean(0)
-    for axis, found in enumerate(learned):
-        state[f"eigs_{axis}"].copy_(values[axis].view_as(found.eigs))
-        if (residual := state.get(f"residual_{axis}")) is not None:
-            residual.mul_((-log_means[axis]).exp()[:, None, None, None])
+    for axis in range(len(learned)):
+        state[f"eigs_{axis}"].copy_(values[axis].view_as(state[f"eigs_{axis}"]))
+        if f"residual_{axis}" in state:
+            residual = state[f"residual_{axis}"].mul_((-log_means[axis]).exp()[:, None, None, None])
             # Without gradients it may decay more slowly than its unit, for ever.
             largest = torch.linalg.vector_norm(residual, torch.inf, dim=(1, 2, 3), keepdim=True)
             residual.mul_(1 / (largest * FAINT).clamp_min(1.0))
@@ -188,34 +192,36 @@ def _turning(rule: Rule, rates: Rates, state: State, bases: Turns) -> dict[str, 
         "quadratic": partial(quadratic, cap=cap),
     }
     orthogonal = maps[rule.maps] if isinstance(rule.maps, str) else rule.maps
-    dtype = next(iter(bases.values())).dtype
     return {
         "basis_rate": _rate(basis_beta, state["turns"], rule.start)[:, None, None],
         "rotation": rotation,
-        "orthogonal": lambda generator: orthogonal(generator.to(dtype)),
+        "orthogonal": orthogonal,
+        "dtype": next(iter(bases.values())).dtype,
     }
 
 
-def _project(samples: Tensor, axis: int, others: Turns) -> Tensor:
+def _project(samples: Tensor, axis: int, inverses: list[Tensor]) -> Tensor:
     """Return ``W`` of an axis: the mean over all other axes of products, divided by the others' eigenvalues."""
-    weighted = samples
-    for other, inverse in others.items():
-        weighted = weighted * inverse.view(*inverse.shape[:2], *[1] * other, -1, *[1] * (samples.ndim - 3 - other))
+    left, right = samples, samples
+    for other, inverse in enumerate(inverses):
+        if other != axis:
+            left = left * inverse.view(*inverse.shape[:2], *[1] * other, -1, *[1] * (samples.ndim - 3 - other))
     if axis == 0:
-        left, right = weighted.flatten(3), samples.flatten(3)
+        left, right = left.flatten(3), right.flatten(3)
     else:
-        left, right = (x.movedim(axis + 2, 1).flatten(2)[:, None] for x in (weighted, samples))
+        left = left.movedim(axis + 2, 1).flatten(2)[:, None]
+        right = right.movedim(axis + 2, 1).flatten(2)[:, None]
     return matmul(left, right.mT) / (right.shape[-1] / samples.shape[-1])
 
 
-def _project_diagonal(square: Tensor | None, axis: int, others: Turns) -> Tensor:
+def _project_diagonal(square: Tensor | None, axis: int, inverses: list[Tensor]) -> Tensor:
     """Return ``diag(W)`` of an axis: the mean over all other axes of squares, divided by the others' eigenvalues."""
     assert square is not None
     letters = "ijlmnopq"[: square.ndim - 2]
+    others = [other for other in range(len(letters)) if other != axis]
     spec = [f"bk{letters}", *(f"bk{letters[other]}" if other == 0 else f"b{letters[other]}" for other in others)]
-    inverses = [inverse if other == 0 else inverse[:, 0] for other, inverse in others.items()]
-    own = f"bk{letters[0]}" if axis == 0 else f"b{letters[axis]}"
-    total = torch.einsum(f"{','.join(spec)}->{own}", square, *inverses)
+    values = [inverses[other] if other == 0 else inverses[other][:, 0] for other in others]
+    total = torch.einsum(f"{','.join(spec)}->{'bk' if axis == 0 else 'b'}{letters[axis]}", square, *values)
     return (total / (square.numel() / total.numel())).view(len(square), -1, square.shape[axis + 2])
 
 
@@ -259,7 +265,7 @@ def _precondition(direction: Tensor, state: State, rule: Rule) -> Tensor:
             spectrum = spectrum * eigs.view(len(eigs), 1, *[1] * axis, -1, *[1] * (direction.ndim - 3 - axis))
     spectrum = spectrum.clamp_min(torch.finfo(spectrum.dtype).tiny)
     root = spectrum.sqrt_() if rule.root == 2 else spectrum.pow_(1 / rule.root)
-    scale = _spread(state["scale"], root)
+    scale = state["scale"].view(-1, *[1] * (root.ndim - 1))
     direction = direction / root.mul_(torch.where(scale > 0, scale, torch.inf))
     # Of alpha^(1/p) = scale^(2/p) the rest: in one factor, it could leave the range of the number format.
     return direction if rule.root == 2 else direction / torch.where(scale > 0, scale, 1.0).pow(2 / rule.root - 1)
@@ -277,13 +283,13 @@ def _limit(direction: Tensor, gradient: Tensor, bases: Turns, state: State, rule
 
 def _grafted_step(gradient: Tensor, bases: Turns, state: State, rule: Rule, rates: Rates) -> Tensor:
     """Return the step that Adam or RMSprop would take, before the learning rate."""
-    weight = _spread(_rate(rates.beta2, state["step"], min(rule.start, 1.0)), gradient)
+    weight = _rate(rates.beta2, state["step"], min(rule.start, 1.0)).view(-1, *[1] * (gradient.ndim - 1))
     # Of the mean square the root is kept: hypot squares what does not fit the number format if squared.
     root = torch.hypot((1 - weight).sqrt() * state["graft"].to(gradient.dtype), weight.sqrt() * gradient)
     state["graft"].copy_(root)
     step = gradient
     if rule.grafting == "adam" and "momentum" in state:
-        step = rotate(state["momentum"].to(gradient.dtype), {axis: basis.mT for axis, basis in bases.items()})
+        step = rotate(state["momentum"].to(gradient.dtype), bases, back=True)
     # Adam's entries are a few units at most, but momentum that was turned has noise where there was hardly a gradient.
     return torch.where(root > 0, step / root, 0.0).clamp(-10, 10)
 
@@ -304,8 +310,3 @@ def _rate(beta: Tensor, time: Tensor, start: float) -> Tensor:
     if start == 0:
         return (1 - beta).expand_as(time)
     return (1 - beta) / (1 - beta ** (1 + (time - 1) / start))
-
-
-def _spread(values: Tensor, like: Tensor) -> Tensor:
-    """Give one number per stack element as many axes as a stack has."""
-    return values.reshape(-1, *[1] * (like.ndim - 1))

@@ -124,41 +124,87 @@ def _cut(length: int, limit: int) -> int:
     return 1
 
 
+Create = Callable[[Tensor, Layout], State]
+"""Makes the state of a parameter that has none yet."""
+
+
 class Stack:
     """Parameters of one layout, number format and device, with their state side by side in one tensor per name.
 
     The optimizer's own ``state[parameter]`` holds views into these tensors, so that checkpoints look as ever.
     """
 
-    def __init__(self, params: Sequence[Tensor], layouts: Sequence[Layout]) -> None:
-        """Remember which parameters are stacked, and how."""
-        self.params = list(params)
-        self.layouts = list(layouts)
-        self.state: State = {}
-
-    def attach(self, states: Mapping[Tensor, State], create: Callable[[Tensor, Layout], State]) -> None:
+    def __init__(self, members: Mapping[Tensor, Layout], states: Mapping[Tensor, State], create: Create) -> None:
         """Gather the parameters' states into one, creating what is missing, and leave views of it with each.
 
         Args:
+            members: the parameters and their layouts.
             states: the optimizer's state, one dictionary for each parameter.
             create: makes the state of a parameter that has none yet.
         """
-        parts = [
-            states[param] or create(param, layout) for param, layout in zip(self.params, self.layouts, strict=True)
-        ]
-        self.state = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        self.params, self.layouts = list(members), list(members.values())
+        parts = [states[param] or create(param, layout) for param, layout in members.items()]
+        self.state: State = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         start = 0
-        for param, layout in zip(self.params, self.layouts, strict=True):
+        for param, layout in members.items():
             for name, tensor in self.state.items():
                 states[param][name] = tensor[start : start + layout.pieces]
             start += layout.pieces
 
     def gather(self, tensors: Sequence[Tensor]) -> Tensor:
         """Stack one tensor per parameter, each of the parameter's shape (plus any trailing axis)."""
-        pieces = [layout.split(tensor) for layout, tensor in zip(self.layouts, tensors, strict=True)]
+        pieces = list(map(Layout.split, self.layouts, tensors))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def scatter(self, stacked: Tensor) -> list[Tensor]:
         """Undo :meth:`gather`."""
+        if len(self.layouts) == 1:
+            return [self.layouts[0].join(stacked)]
         pieces = torch.split(stacked, [layout.pieces for layout in self.layouts])
-        return [layout.join(piece) for layout, piece in zip(self.layouts, pieces, strict=True)]
+        return list(map(Layout.join, self.layouts, pieces))
+
+
+class Stacks:
+    """The stacks of parameters that are stepped together, arranged anew only when others have gradients than before."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._found: list[Stack] = []
+        self._params: list[Tensor] = []
+
+    def arrange(
+        self,
+        params: list[Tensor],
+        states: dict[Tensor, State],
+        layout_of: Callable[[Tensor], Layout],
+        create: Create,
+        together: bool = True,
+    ) -> list[Stack]:
+        """Return stacks of exactly these parameters.
+
+        Args:
+            params: those that have gradients now.
+            states: the optimizer's state, one dictionary for each parameter.
+            layout_of: tells how a parameter is laid out.
+            create: makes the state of a parameter that has none yet.
+            together: whether same-shaped parameters share a stack.
+        """
+        if list(map(id, params)) == list(map(id, self._params)):
+            return self._found
+        buckets: dict[tuple[object, ...], dict[Tensor, Layout]] = {}
+        for param in params:
+            layout = layout_of(param)
+            key: tuple[object, ...] = (*layout.key, param.dtype, param.device)
+            buckets.setdefault(key if together else (*key, id(param)), {})[param] = layout
+        wanted = [list(map(id, members)) for members in buckets.values()]
+        kept = {tuple(map(id, stack.params)): stack for stack in self._found if list(map(id, stack.params)) in wanted}
+        for stack in self._found:
+            if tuple(map(id, stack.params)) not in kept:
+                # Views would hold on to the whole stack for the sake of a part.
+                for param in stack.params:
+                    states[param].update({name: tensor.clone() for name, tensor in states[param].items()})
+        self._params = list(params)
+        self._found = [
+            kept.get(tuple(map(id, members))) or Stack(members, states, create) for members in buckets.values()
+        ]
+        return self._found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -32,6 +34,27 @@ RANGES: Mapping[str, tuple[float, float]] = {
 }
 POSITIVE: Mapping[str, float] = {"root": float("inf"), "cap": 0.99, "clip": float("inf"), "basis_lr": 2.0}
 """Options that must be greater than 0 (if not ``None``), and their upper limits."""
+LAYOUT = ("structure", "max_dim", "max_ratio", "long_sides")
+"""Options that decide how a parameter is laid out; they are fixed once it has state."""
+PAPER: Mapping[str, Any] = {
+    "betas": (0.9, 0.95),
+    "eigenvalues": "kronecker",
+    "rotation": "normalized",
+    "basis_lr": 0.5,
+    "maps": "truncated",
+    "reorthonormalize": 0,
+    "start": 0.0,
+    "turn_first": True,
+    "nesterov": False,
+    "relative_damping": False,
+    "damping": 1e-12,
+    "clip": 1.0,
+    "interval": 2,
+    "max_ratio": None,
+}
+"""The paper's recipe for networks."""
+FAST: Mapping[str, Any] = {"max_ratio": 1.0}
+"""At most Muon's price."""
 FLAGS = (
     "relative_damping",
     "turn_first",
@@ -157,23 +180,22 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], nam
 
 def layout_of(group: Group, param: Tensor) -> Layout:
     """Choose the layout of a parameter."""
-    options = {name: group[name] for name in ("structure", "max_dim", "max_ratio", "long_sides")}
+    options = {name: group[name] for name in LAYOUT}
     return plan(tuple(param.shape), **options)
 
 
 def rule_of(group: Group) -> Rule:
     """Return the options that decide what is computed."""
-    names = Rule.__dataclass_fields__
-    return Rule(**{name: group[name] for name in names})
+    return Rule(*itemgetter(*Rule.__dataclass_fields__)(group))
 
 
 def rates_of(group: Group, like: Tensor) -> Rates:
     """Return the numbers of a step, in the number format and on the device of a tensor."""
     beta1, beta2 = group["betas"]
     basis = 1 - beta2 if group["basis_lr"] is None else group["basis_lr"]
-    values = (beta1, beta2, basis, group["damping"])
     # Filled in on the device: copying a number to it would wait for it.
-    return Rates(*(torch.full((), x, dtype=like.dtype, device=like.device) for x in values))
+    number = partial(torch.full, (), dtype=like.dtype, device=like.device)
+    return Rates(*map(number, (beta1, beta2, basis, group["damping"])))
 
 
 def initial_state(group: Group, param: Tensor, layout: Layout, device: torch.device | str | None = None) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Any, cast
 
 import torch
@@ -15,8 +16,20 @@ from . import kernel
 from .distributed.sharded_state import Pieces, own_part
 from .distributed.sharding import OFF, Sharding, is_sharded, local_gradient, wanted
 from .inspect import Summary, candidate_of, spectra_of, summarize
-from .layout import Layout, Stack
-from .options import check_gradient, check_group, check_state, initial_state, layout_of, rates_of, rule_of, turns_at
+from .layout import Stack, Stacks
+from .options import (
+    FAST,
+    LAYOUT,
+    PAPER,
+    check_gradient,
+    check_group,
+    check_state,
+    initial_state,
+    layout_of,
+    rates_of,
+    rule_of,
+    turns_at,
+)
 from .rounding import add_stochastically
 from .user_curvature import padded, vectors_of
 
@@ -146,7 +159,8 @@ class Spectral(Optimizer):
     def _prepare(self) -> None:
         """Set up what copies and checkpoints leave out."""
         self._kernel = _compiled_kernel() if self._compile else kernel.step
-        self._stacks: dict[tuple[object, ...], Stack] = {}
+        self._stacks: dict[tuple[int, int], Stacks] = {}
+        self._layouts: dict[int, tuple[Any, ...]] = {}
         self._sharding: Sharding | None = getattr(self, "_sharding", None)
 
     @classmethod
@@ -158,23 +172,7 @@ class Spectral(Optimizer):
             lr: learning rate.
             **options: any other argument of the constructor overrides the recipe.
         """
-        recipe = {
-            "betas": (0.9, 0.95),
-            "eigenvalues": "kronecker",
-            "rotation": "normalized",
-            "basis_lr": 0.5,
-            "maps": "truncated",
-            "reorthonormalize": 0,
-            "start": 0.0,
-            "turn_first": True,
-            "nesterov": False,
-            "relative_damping": False,
-            "damping": 1e-12,
-            "clip": 1.0,
-            "interval": 2,
-            "max_ratio": None,
-        }
-        return cls(params, lr, **{**recipe, **options})
+        return cls(params, lr, **{**PAPER, **options})
 
     @classmethod
     def fast(cls, params: Params, lr: float = 1e-3, **options: Any) -> Spectral:
@@ -185,12 +183,14 @@ class Spectral(Optimizer):
             lr: learning rate.
             **options: any other argument of the constructor.
         """
-        return cls(params, lr, **{"max_ratio": 1.0, **options})
+        return cls(params, lr, **{**FAST, **options})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with any options of their own."""
         check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
+        if not self._distributed and any(map(is_sharded, self.param_groups[-1]["params"])):
+            raise ValueError("DTensor parameters cannot be stepped with distributed=False")
 
     def step(
         self,
@@ -215,41 +215,53 @@ class Spectral(Optimizer):
         return loss
 
     def _step(self, curvature: Mapping[Tensor, Tensor | OuterProducts]) -> None:
-        active = [[p for p in group["params"] if p.grad is not None and p.numel()] for group in self.param_groups]
-        for params in active:
-            for param in params:
-                check_gradient(param)
-        own = {param for group in self.param_groups for param in group["params"]}
-        for param in curvature:
-            if param not in own:
-                raise ValueError("curvature was given for a tensor that is not a parameter of this optimizer")
-        samples = {param: vectors_of(param, value) for param, value in curvature.items()}
-        self._share_work(samples)
-        for group, params in zip(self.param_groups, active, strict=True):
-            tensors = [local_gradient(p) for p in params] + [samples[p] for p in params if p in samples]
-            if group["nonfinite"] != "ignore" and tensors and not self._all_finite(tensors, params):
-                if group["nonfinite"] == "skip":
-                    return
-                bad = [self._name(p) for p in params if not torch.isfinite(local_gradient(p)).all()]
-                where = bad[:5] or ["the curvature" if samples else "a parameter on another rank"]
-                raise ValueError(
-                    f"gradient of {', '.join(where)} has NaN or infinite entries; nothing was changed. Lower the "
-                    'learning rate, clip gradients, or pass nonfinite="skip" to skip such steps'
-                )
-        for group, params in zip(self.param_groups, active, strict=True):
-            self._step_group(group, params, samples)
+        work = []
+        for group in self.param_groups:
+            params = []
+            for param in group["params"]:
+                if param.grad is not None and param.numel():
+                    check_gradient(param)
+                    params.append(param)
+            work.append((group, params))
+        samples = self._vectors(curvature) if curvature else {}
+        if self._distributed and torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._share_work(samples)
+        if self._finite(work, samples):
+            for group, params in work:
+                self._step_group(group, params, samples)
 
-    def _all_finite(self, tensors: list[Tensor], params: list[Tensor]) -> bool:
-        """Tell whether all entries are finite, on all ranks, reading one flag from the device."""
-        bad = ~torch.stack([torch.isfinite(t).all().to(tensors[0].device) for t in tensors]).all()
-        return not (bad if self._sharding is None else self._sharding.agree(bad, params))
+    def _vectors(self, curvature: Mapping[Tensor, Tensor | OuterProducts]) -> dict[Tensor, Tensor]:
+        """Check curvature that was given, and return its vectors."""
+        own = {param for group in self.param_groups for param in group["params"]}
+        if not own.issuperset(curvature):
+            raise ValueError("curvature was given for a tensor that is not a parameter of this optimizer")
+        return {param: vectors_of(param, value) for param, value in curvature.items()}
+
+    def _finite(self, work: list[tuple[dict[str, Any], list[Tensor]]], samples: Mapping[Tensor, Tensor]) -> bool:
+        """Tell whether to step: whether all entries are finite, on all ranks, reading one flag from the device."""
+        for group, params in work:
+            if group["nonfinite"] == "ignore" or not params:
+                continue
+            tensors: list[Tensor] = list(map(attrgetter("grad") if self._sharding is None else local_gradient, params))
+            if samples:
+                tensors += [samples[p] for p in params if p in samples]
+            bad = ~torch.stack([torch.isfinite(t).all().to(tensors[0].device) for t in tensors]).all()
+            if not (bad if self._sharding is None else self._sharding.agree(bad, params)):
+                continue
+            if group["nonfinite"] == "skip":
+                return False
+            names = [self._name(p) for p in params if not torch.isfinite(local_gradient(p)).all()]
+            where = names[:5] or ["the curvature" if samples else "a parameter on another rank"]
+            raise ValueError(
+                f"gradient of {', '.join(where)} has NaN or infinite entries; nothing was changed. Lower the "
+                'learning rate, clip gradients, or pass nonfinite="skip" to skip such steps'
+            )
+        return True
 
     def _share_work(self, samples: Mapping[Tensor, Tensor]) -> None:
         """Let all ranks agree on who steps the parameters that have no owner yet, and give up what others step."""
         everything = [p for group in self.param_groups for p in group["params"]]
-        if not (self._distributed and wanted(everything)):
-            if any(map(is_sharded, everything)):
-                raise ValueError("DTensor parameters need torch.distributed to be initialized, and distributed=True")
+        if not wanted(everything):
             return
         if samples:
             raise ValueError(f"curvature cannot be given while ranks share the work: leave it out, {OFF}")
@@ -277,14 +289,14 @@ class Spectral(Optimizer):
         turn = turns_at(group, group["count"])
         group["count"] += 1
         if self._sharding is None:
-            for stack in self._stacks_for(group, params):
-                gradients = [cast(Tensor, p.grad) for p in stack.params]
+            for stack in self._arranged(group, params):
+                gradients: list[Tensor] = list(map(attrgetter("grad"), stack.params))
                 self._apply(group, stack.params, self._directions(group, stack, gradients, samples, turn))
         elif params:
 
             def directions(own: list[Tensor], gradients: list[Tensor], tag: int) -> list[Tensor]:
                 given, found = dict(zip(own, gradients, strict=True)), dict[Tensor, Tensor]()
-                for stack in self._stacks_for(group, own, tag):
+                for stack in self._arranged(group, own, tag):
                     steps = self._directions(group, stack, [given.pop(p) for p in stack.params], {}, turn)
                     found.update(zip(stack.params, steps, strict=True))
                 return [found[p] for p in own]
@@ -304,7 +316,7 @@ class Spectral(Optimizer):
         rates = rates_of(group, stack.state["scale"])
         gradient = stack.gather(gradients)
         vectors = None
-        if any(p in samples for p in stack.params):
+        if samples and not samples.keys().isdisjoint(stack.params):
             given = [samples.get(p, g[..., None]) for p, g in zip(stack.params, gradients, strict=True)]
             vectors = stack.gather(padded(given))
         if group["nonfinite"] == "ignore":
@@ -332,28 +344,23 @@ class Spectral(Optimizer):
             torch._foreach_mul_(params, 1 - lr * weight_decay)
         torch._foreach_add_(params, directions)
 
-    def _stacks_for(self, group: dict[str, Any], params: list[Tensor], tag: int = 0) -> list[Stack]:
-        """Return the stacks of the parameters that have a gradient now, regrouping only when those have changed.
+    def _arranged(self, group: dict[str, Any], params: list[Tensor], tag: int = 0) -> list[Stack]:
+        """Return the stacks of the parameters that have a gradient now.
 
         Args:
             group: their parameter group.
             params: the parameters.
             tag: parameters that are stepped at different times must not be in one stack; this number tells times apart.
         """
-        buckets: dict[tuple[object, ...], list[tuple[Tensor, Layout]]] = {}
-        for param in params:
-            layout = layout_of(group, param) if self._sharding is None else self._sharding.part(param)[2]
-            key: tuple[object, ...] = (id(group), tag, *layout.key, param.dtype, param.device)
-            buckets.setdefault(key if group["foreach"] else (*key, id(param)), []).append((param, layout))
-        stacks = []
-        for key, members in buckets.items():
-            stack = self._stacks.get(key)
-            if stack is None or [id(p) for p in stack.params] != [id(p) for p, _ in members]:
-                stack = Stack([p for p, _ in members], [layout for _, layout in members])
-                stack.attach(self.state, partial(initial_state, group))
-                self._stacks[key] = stack
-            stacks.append(stack)
-        return stacks
+        chosen = itemgetter(*LAYOUT)(group)
+        if self._layouts.setdefault(id(group), chosen) != chosen:
+            raise ValueError(f"{', '.join(LAYOUT)} cannot change after the first step: make a new optimizer")
+        layout = partial(layout_of, group) if self._sharding is None else self._sharding.layout
+        if (id(group), tag) not in self._stacks:
+            self._stacks[id(group), tag] = Stacks()
+        return self._stacks[id(group), tag].arrange(
+            params, self.state, layout, partial(initial_state, group), group["foreach"]
+        )
 
     def _name(self, param: Tensor) -> str:
         for index, group in enumerate(self.param_groups):

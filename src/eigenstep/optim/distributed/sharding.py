@@ -83,6 +83,10 @@ class Sharding:
         part = member.part_of(team.rank)
         return (0, total, member.parts[0].layout.part(0, 0)) if part is None else (part.start, total, part.layout)
 
+    def layout(self, param: Tensor) -> Layout:
+        """Return how this rank's part of a parameter is laid out."""
+        return self.part(param)[2]
+
     def step(self, params: Sequence[Tensor], directions: Directions, apply: Apply) -> None:
         """Step parameters.
 
