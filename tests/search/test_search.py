@@ -150,6 +150,35 @@ def test_states_of_other_searches_are_refused() -> None:
             other.load_state_dict(state)
 
 
+STATE = Search(np.zeros(3), 1.0, seed=0, restarts="ipop").state_dict()
+
+
+@pytest.mark.parametrize("key", STATE)
+@pytest.mark.parametrize("damage", ["missing", "text", "number", "list"])
+def test_damaged_states_are_refused_and_change_nothing(key: str, damage: str) -> None:
+    wrong = {"text": "nonsense", "number": 1j, "list": [1, "2"]}
+    search = Search(np.zeros(3), 1.0, seed=0, restarts="ipop")
+    points = search.ask()
+    search.tell(points, sphere(points))
+    before = pickle.dumps(search)
+    state = {name: value for name, value in search.state_dict().items() if name != key}
+    if damage != "missing":
+        state[key] = wrong[damage]
+    with pytest.raises((ValueError, TypeError)):
+        search.load_state_dict(state)
+    search._seconds = pickle.loads(before)._seconds
+    search._clock = None
+    assert pickle.dumps(search) == before
+
+
+@pytest.mark.parametrize(("name", "value"), [("basis", np.eye(2)), ("sigma", np.array(np.nan)), ("path", np.zeros(4))])
+def test_damaged_distributions_are_refused(name: str, value: Array) -> None:
+    search = Search(np.zeros(3), 1.0, seed=0)
+    state = search.state_dict()
+    with pytest.raises(ValueError, match=f"damaged: '{name}'"):
+        search.load_state_dict({**state, "distribution": {**state["distribution"], name: value}})
+
+
 def test_ipop_doubles_and_bipop_alternates() -> None:
     rng = np.random.default_rng(0)
     ipop, start, sizes = Restarts(), Start(8), []

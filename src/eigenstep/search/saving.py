@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,10 @@ import numpy as np
 
 from .asked import Asked
 from .history import History
+from .inputs import read_vector
 from .noise import Reevaluation
 from .restarts import Start
-from .stopping import Progress
+from .stopping import Progress, known_reason
 
 if TYPE_CHECKING:
     from .search import Search
@@ -41,28 +43,49 @@ def save(search: Search) -> dict[str, Any]:
 
 
 def restore(search: Search, state: Mapping[str, Any]) -> None:
-    """Give a search, started with the same arguments, the state that another one had."""
-    loaded = state["distribution"]
-    same = set(loaded) == set(_entries(search.distribution, "method"))
-    if not same or np.shape(loaded["mean"]) != (search.dimension,):
+    """Give a search, started with the same arguments, the state that another one had; or leave it as it is."""
+    try:
+        attributes = _read(search, state)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"state_dict is not one of a search, or is damaged ({error!r})") from error
+    for name, value in attributes.items():
+        setattr(search, name, value)
+
+
+def _read(search: Search, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes that a search gets from a state."""
+    own, loaded = _entries(search.distribution, "method"), state["distribution"]
+    if set(loaded) != set(own) or np.shape(loaded["mean"]) != (search.dimension,):
         raise ValueError("state_dict is of a search with another method or dimension: start with the same arguments")
     if (state["restarts"] is None) != (search._restarts is None) or (state["noise"] is None) != (search.noise is None):
         raise ValueError("state_dict is of a search with other restarts or noise: start with the same arguments")
-    search.distribution = replace(search.distribution, **loaded)  # type: ignore[type-var]
-    search._rng.bit_generator.state = state["rng"]
-    search._present = Start(**state["present"])
+    for name, value in loaded.items():
+        fits = own[name] is None or value is None or np.shape(value) == np.shape(own[name])
+        if not fits or (value is not None and not np.isfinite(value).all()):
+            raise ValueError(f"state_dict is damaged: {name!r} of its distribution has another shape, or is not finite")
+    rng = np.random.default_rng()
+    rng.bit_generator.state = state["rng"]
+    restarts = copy(search._restarts)
     for name, value in (state["restarts"] or {}).items():
-        setattr(search._restarts, name, value)
+        setattr(restarts, name, value)
     lists = {name: list(state["progress"][name]) for name in ("best", "median")}
-    search._progress = Progress(**{**state["progress"], **lists})
-    search.noise = None if state["noise"] is None else Reevaluation(**state["noise"])
-    search.history = History.from_dict(state["history"])
-    search._asked = None if state["asked"] is None else Asked(*state["asked"])
-    search._injected = list(state["injected"])
-    for name in COUNTS:
-        setattr(search, name, state["counts"][name])
-    search.best_x, search._reason = state["best_x"], state["reason"]
-    search._seconds, search._clock = state["seconds"], None
+    best_x = state["best_x"]
+    return {
+        "distribution": replace(search.distribution, **loaded),  # type: ignore[type-var]
+        "_rng": rng,
+        "_present": Start(**state["present"]),
+        "_restarts": restarts,
+        "_progress": Progress(**{**state["progress"], **lists}),
+        "noise": None if state["noise"] is None else Reevaluation(**state["noise"]),
+        "history": History.from_dict(state["history"]),
+        "_asked": None if state["asked"] is None else Asked(*state["asked"]),
+        "_injected": [read_vector(point, "injected") for point in state["injected"]],
+        **{name: state["counts"][name] + 0 for name in COUNTS},
+        "best_x": None if best_x is None else read_vector(best_x, "best_x"),
+        "_reason": None if state["reason"] is None else known_reason(state["reason"]),
+        "_seconds": float(state["seconds"]),
+        "_clock": None,
+    }
 
 
 def _entries(thing: Any, name: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from .noise import Reevaluation
 from .ranking import sanitize
 from .restarts import Schedule, Start, find_schedule
 from .saving import restore, save
-from .stopping import REASONS, Progress
+from .stopping import Progress, known_reason
 
 LONGEST_INJECTION = 2.0
 """Points that were not sampled count as if they were at most this many times as far away as samples usually are."""
@@ -236,9 +236,7 @@ class Search:
 
     def end(self, reason: str = "callback") -> None:
         """Stop the search for a reason of your own."""
-        if reason not in REASONS:
-            raise ValueError(f"reason must be one of {', '.join(REASONS)}, got {reason!r}")
-        self._reason = reason
+        self._reason = known_reason(reason)
 
     @property
     def seconds(self) -> float:

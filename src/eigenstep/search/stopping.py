@@ -55,6 +55,13 @@ CHECK_INTERVAL = 10
 """Generations between two looks at what takes time to compute."""
 
 
+def known_reason(reason: str) -> str:
+    """Return a reason, or say which ones there are."""
+    if reason not in REASONS:
+        raise ValueError(f"reason must be one of {', '.join(REASONS)}, got {reason!r}")
+    return reason
+
+
 @dataclass
 class Progress:
     """What one run (from one start to its end) remembers to see that it is over.
