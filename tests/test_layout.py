@@ -22,8 +22,6 @@ SOURCES = {
 }
 LINES_OF_THE_LIBRARY, LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 9_500, 400, 60
 TO_DO = {
-    "src/eigenstep/inference/descent.py",
-    "src/eigenstep/inference/ensemble.py",
     "src/eigenstep/optim/spectral.py",
     "src/eigenstep/search/search.py",
 }

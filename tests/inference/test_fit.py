@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from eigenstep import Dense, Diagonal, Full, Kronecker
-from eigenstep.inference import Result, fit_gaussian, laplace, linear_regression, logistic_regression
+from eigenstep.inference import FitResult, fit_gaussian, laplace, linear_regression, logistic_regression
 
 from .problems import Quadrature, quadratic, random_spd, small_logistic
 
@@ -286,9 +286,9 @@ class TestInterface:
         assert not torch.equal(runs[0].mean, runs[2].mean)  # type: ignore[arg-type]
 
     def test_callback_history_and_progress(self, capsys: pytest.CaptureFixture[str]) -> None:
-        seen: list[Result] = []
+        seen: list[FitResult] = []
 
-        def callback(result: Result) -> bool:
+        def callback(result: FitResult) -> bool:
             seen.append(result)
             return len(seen) == 3
 

@@ -27,3 +27,22 @@ class Result:
     nfev: int
     ngrad: int = 0
     history: Any = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a search is over: the part of a :class:`Result` of that name.
+
+    Attributes:
+        reason: one word.
+        message: a sentence.
+        success: whether it found what it was asked for.
+    """
+
+    reason: str
+    message: str
+    success: bool = False
+
+
+RUNNING = Ending("running", "still running")
+"""What callbacks see."""

@@ -1,6 +1,6 @@
 """Bayesian inference with Gaussians in spectral form."""
 
-from .descent import Iterate, Result
+from .descent import FitResult, Iterate
 from .ensemble import ensemble_inversion
 from .estimates import elbo
 from .fit import fit_gaussian, laplace
@@ -11,9 +11,9 @@ from .models import Supervised, classifier, linear_regression, logistic_regressi
 
 __all__ = [
     "Chains",
+    "FitResult",
     "Gaussian",
     "Iterate",
-    "Result",
     "State",
     "Supervised",
     "classifier",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from ..core.checks import check_function, check_number, check_size
 from ..core.matrices import SPD
 from ..core.progress import bar
+from ..core.result import RUNNING, Ending, Result
 from .estimates import Estimate, combine
 from .gaussian import Gaussian, Parameters
 from .steps import NotPositiveDefinite, average, longest_step, tangent_vector
@@ -59,33 +60,26 @@ class Iterate(NamedTuple):
     nfev: int
 
 
-@dataclass(frozen=True)
-class Result:
-    """What came out.
+@dataclass(frozen=True, kw_only=True)
+class FitResult(Result):
+    """What came out, beside how it went (:class:`~eigenstep.core.result.Result`).
+
+    The ``reason`` is "tol" (the gap is small enough), "rounding" (it cannot get smaller), "max_iter", "noise" (it needs
+    more points than are allowed), "stuck" (no step helps), "nonfinite" or "callback". A Hessian counts as one gradient
+    for each parameter; ``nfev`` counts values without a gradient. The ``history`` has an :class:`Iterate` for each
+    step.
 
     Attributes:
         posterior: the Gaussian, with ``sample``, ``log_prob``, ``covariance`` and ``std``.
         elbo: evidence lower bound in nats, from fresh random numbers.
         elbo_error: its standard error.
         log_evidence: with ``samples=0``, Laplace's estimate of the log evidence; otherwise the ``elbo``.
-        ngrad: how many gradients were computed; a Hessian counts as one for each parameter.
-        nfev: how many values were computed without a gradient.
-        nit: number of steps.
-        message: why the search ended.
-        success: whether the gap reached ``tol``.
-        history: what is known of each step.
     """
 
     posterior: Gaussian
     elbo: float
     elbo_error: float
     log_evidence: float
-    ngrad: int
-    nfev: int
-    nit: int
-    message: str
-    success: bool
-    history: list[Iterate] = field(repr=False)
 
     @property
     def mean(self) -> Parameters:
@@ -98,116 +92,171 @@ class Result:
         return self.posterior.precision
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What to fit a Gaussian to.
+
+    Attributes:
+        look: estimates gradient and curvature at a Gaussian.
+        bound: returns the evidence lower bound of a Gaussian and its standard error.
+        counts: what has been computed so far.
+        points: how many points a lot has; 0 if nothing is random.
+    """
+
+    look: Estimator
+    bound: Callable[[Gaussian], tuple[float, float]]
+    counts: Target
+    points: int
+
+
 def descend(
-    look: Estimator,
-    counts: Target,
+    problem: Problem,
     q: Gaussian,
     *,
-    points: int,
     max_points: int,
     lr: float | Callable[[int], float] | None,
     tol: float,
     max_iter: int,
     exact: bool,
-    final: Callable[[Gaussian], tuple[float, float]],
-    callback: Callable[[Result], object] | None,
+    callback: Callable[[FitResult], object] | None,
     progress: bool,
-) -> Result:
+) -> FitResult:
     """Take steps from ``q`` until the expected gap is at most ``tol``.
 
     Args:
-        look: estimates gradient and curvature at a Gaussian.
-        counts: what has been computed so far.
+        problem: what to fit to.
         q: where to start.
-        points: how many points a lot has; 0 if nothing is random.
         max_points: the most points of a step.
         lr: the step size, ``None`` for the automatic one; with a step size of the user, each step takes one lot.
         tol: the gap in nats at which to stop.
         max_iter: the number of steps at which to stop.
         exact: kind of the average.
-        final: returns the bound and its standard error for the last Gaussian.
         callback: called with the result so far.
         progress: whether to show a bar.
     """
     _check_options(lr, tol, max_iter, callback)
-    automatic = lr is None
-    halves, lots = 2 if automatic and points else 1, 1
-
-    def look_at(at: Gaussian) -> list[Estimate]:
-        return [look(at, lots) for _ in range(halves)]
-
-    try:
-        parts = look_at(q)
-    except NotFinite as error:
-        raise ValueError(
-            f"log_joint must be finite around the start: {error}. Start elsewhere or with a larger precision0, and "
-            "transform bounded parameters to unbounded ones"
-        ) from error
-    longest_beta = 0.5 if points else 1.0
-    beta, factor = longest_beta, 1.0
-    history: list[Iterate] = []
-    left = [math.inf]
-    direction, message, success = torch.zeros(()), "", False
-
-    def result(bound: float, error: float) -> Result:
-        evidence = bound if points else -found.value
-        totals = counts.ngrad, counts.nfev, len(history) - 1
-        return Result(q, bound, error, evidence, *totals, message or "still running", success, history)
-
+    descent = Descent(problem, q, lr, exact)
     with bar(max_iter, progress) as show:
-        while not message:
-            found = combine(parts)
-            before = direction
-            direction, longest = natural_gradient(q, found, exact)
-            gain = half_square(direction)
-            if not math.isfinite(gain):
-                message = "the natural gradient is not finite: the curvature is too large for the number format"
-                break
-            noise = half_square(natural_gradient(q, parts[0], exact)[0] - direction) if halves == 2 else 0.0
-            noisy = gain < 2 * noise  # The gain is that of signal and noise together.
-            if not noisy and (direction * before).sum() < 0:
-                factor = 0.5
-            beta = min(longest, min(longest_beta, factor * beta) if lr is None else _chosen(lr, len(history)))
-            if not 0 < beta <= 1:
-                raise ValueError(f"lr must be above 0 and at most 1, got {beta} at step {len(history)}")
-            left.append(max(gain, noise))
-            # Chance may hide a gap once, but hardly ever twice in a row.
-            gap = SAFETY * max(left[-2:]) if points else gain
-            total = points * halves * lots
-            history.append(Iterate(-found.value, found.error, gap, beta, total, counts.ngrad, counts.nfev))
-            show(len(history) - 1, f"ELBO {-found.value:.6g}, expected gap {gap:.2e}")
-            if gap <= tol:
-                message, success = f"the expected gap of {gap:.3g} nats is at most tol", True
-            elif points == 0 and left[-2] <= gain <= ROUNDING:
-                message, success = f"the gap of {gap:.3g} nats is due to rounding", True
-            elif len(history) > max_iter:
-                message = f"max_iter={max_iter} steps are done, the expected gap is {gap:.3g} nats"
-            elif noisy and 2 * total > max_points:
-                message = (
-                    f"the gap of {gap:.3g} nats is mostly noise, and more than {max_points} points are not allowed"
-                )
-            elif callback is not None and callback(result(-found.value, found.error)) is True:
-                message = "the callback asked to stop"
-            else:
-                lots *= 2 if noisy else 1
-                factor, reason = 2.0, ""
-                try:
-                    new = step(q, found, beta, exact)
-                    there = look_at(new)
-                    if automatic and not _acceptable(found, combine(there)):
-                        reason = "the objective rises"
-                        # What is known here may have been good luck.
-                        there, new = look_at(q) if points else parts, q
-                    q, parts = new, there
-                except (NotFinite, NotPositiveDefinite) as error:
-                    reason = str(error)
-                if reason and not automatic:
-                    message = f"no step of size {beta:.3g} is possible: {reason}"
-                elif reason and beta < SHORTEST:
-                    message = f"no step helps, however short: {reason}"
-                elif reason:
-                    factor = 0.5
-    return result(*final(q))
+        while True:
+            ending = descent.measure()
+            if ending is None:
+                last = descent.history[-1]
+                show(len(descent.history) - 1, f"ELBO {last.elbo:.6g}, expected gap {last.gap:.2e}")
+                ending = descent.judge(tol, max_iter, max_points)
+            if ending is None and callback is not None:
+                found = descent.result(RUNNING, descent.history[-1][:2])
+                ending = Ending("callback", "the callback asked to stop") if callback(found) is True else None
+            ending = ending or descent.advance()
+            if ending is not None:
+                return descent.result(ending, problem.bound(descent.q))
+
+
+class Descent:
+    """The present Gaussian, what is known there, and the rules for step size and number of points."""
+
+    def __init__(self, problem: Problem, q: Gaussian, lr: float | Callable[[int], float] | None, exact: bool) -> None:
+        """Look at the start; the arguments are those of :func:`descend`."""
+        self.problem, self.q, self.lr, self.exact = problem, q, lr, exact
+        self.halves, self.lots = 2 if lr is None and problem.points else 1, 1
+        try:
+            self.parts = self._look_at(q)
+        except NotFinite as error:
+            raise ValueError(
+                f"log_joint must be finite around the start: {error}. Start elsewhere or with a larger precision0, and "
+                "transform bounded parameters to unbounded ones"
+            ) from error
+        self.found = combine(self.parts)
+        self.longest_beta = 0.5 if problem.points else 1.0
+        self.beta, self.factor = self.longest_beta, 1.0
+        self.direction, self.noisy = torch.zeros(()), False
+        self.left = [math.inf]
+        self.history: list[Iterate] = []
+
+    def measure(self) -> Ending | None:
+        """Take down how much signal and noise there is, and choose the size of the step."""
+        self.found, before = combine(self.parts), self.direction
+        self.direction, longest = natural_gradient(self.q, self.found, self.exact)
+        gain = half_square(self.direction)
+        if not math.isfinite(gain):
+            reason = "the curvature is too large for the number format"
+            return Ending("nonfinite", f"the natural gradient is not finite: {reason}")
+        noise = 0.0
+        if self.halves == 2:
+            noise = half_square(natural_gradient(self.q, self.parts[0], self.exact)[0] - self.direction)
+        self.noisy = gain < 2 * noise  # The gain is that of signal and noise together.
+        if not self.noisy and (self.direction * before).sum() < 0:
+            self.factor = 0.5
+        self.beta = min(longest, self._wanted_step())
+        self.left.append(max(gain, noise))
+        points, counts = self.problem.points, self.problem.counts
+        # Chance may hide a gap once, but hardly ever twice in a row.
+        gap = SAFETY * max(self.left[-2:]) if points else gain
+        total = points * self.halves * self.lots
+        seen = -self.found.value, self.found.error, gap, self.beta, total, counts.ngrad, counts.nfev
+        self.history.append(Iterate(*seen))
+        return None
+
+    def judge(self, tol: float, max_iter: int, max_points: int) -> Ending | None:
+        """Tell whether the descent is over."""
+        gap, points = self.history[-1].gap, self.history[-1].points
+        if gap <= tol:
+            return Ending("tol", f"the expected gap of {gap:.3g} nats is at most tol", success=True)
+        if points == 0 and self.left[-2] <= gap <= ROUNDING:
+            return Ending("rounding", f"the gap of {gap:.3g} nats is due to rounding", success=True)
+        if len(self.history) > max_iter:
+            return Ending("max_iter", f"max_iter={max_iter} steps are done, the expected gap is {gap:.3g} nats")
+        if self.noisy and 2 * points > max_points:
+            excuse = f"more than {max_points} points are not allowed"
+            return Ending("noise", f"the gap of {gap:.3g} nats is mostly noise, and {excuse}")
+        return None
+
+    def advance(self) -> Ending | None:
+        """Take a step, or prepare for a shorter one."""
+        self.lots *= 2 if self.noisy else 1
+        self.factor, trouble = 2.0, ""
+        try:
+            new = step(self.q, self.found, self.beta, self.exact)
+            there = self._look_at(new)
+            if self.lr is None and not _acceptable(self.found, combine(there)):
+                trouble = "the objective rises"
+                # What is known here may have been good luck.
+                there, new = self._look_at(self.q) if self.problem.points else self.parts, self.q
+            self.q, self.parts = new, there
+        except (NotFinite, NotPositiveDefinite) as error:
+            trouble = str(error)
+        if trouble and self.lr is not None:
+            return Ending("stuck", f"no step of size {self.beta:.3g} is possible: {trouble}")
+        if trouble and self.beta < SHORTEST:
+            return Ending("stuck", f"no step helps, however short: {trouble}")
+        self.factor = 0.5 if trouble else self.factor
+        return None
+
+    def result(self, ending: Ending, bound: tuple[float, float]) -> FitResult:
+        """Return what came out so far, given the evidence lower bound and its standard error."""
+        return FitResult(
+            **vars(ending),
+            nit=max(len(self.history) - 1, 0),
+            nfev=self.problem.counts.nfev,
+            ngrad=self.problem.counts.ngrad,
+            history=self.history,
+            posterior=self.q,
+            elbo=bound[0],
+            elbo_error=bound[1],
+            log_evidence=bound[0] if self.problem.points else -self.found.value,
+        )
+
+    def _look_at(self, at: Gaussian) -> list[Estimate]:
+        return [self.problem.look(at, self.lots) for _ in range(self.halves)]
+
+    def _wanted_step(self) -> float:
+        if self.lr is None:
+            return min(self.longest_beta, self.factor * self.beta)
+        at = len(self.history)
+        beta = self.lr(at) if callable(self.lr) else self.lr
+        check_number(beta, f"lr({at})", 0.0, 1.0)
+        if beta == 0:
+            raise ValueError(f"lr must be above 0 and at most 1, got {beta} at step {at}")
+        return beta
 
 
 def half_square(direction: Tensor) -> float:
@@ -249,10 +298,6 @@ def _acceptable(before: Estimate, after: Estimate) -> bool:
     """Tell whether the objective fell, or rose by no more than what noise and rounding explain."""
     rounding = 1e-12 * (1 + abs(before.objective))
     return after.objective - before.objective <= 2 * math.hypot(before.error, after.error) + rounding
-
-
-def _chosen(lr: float | Callable[[int], float], at: int) -> float:
-    return lr(at) if callable(lr) else lr
 
 
 def _check_options(lr: object, tol: float, max_iter: int, callback: object) -> None:

@@ -16,10 +16,19 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..core.checks import check_beside, check_finite, check_function, check_size
+from ..core.checks import (
+    check_beside,
+    check_finite,
+    check_function,
+    check_number,
+    check_real,
+    check_size,
+    check_symmetric,
+    check_wide,
+)
 from ..core.curvature import OuterProducts
 from ..core.matrices import Full
-from .descent import Result, descend
+from .descent import FitResult, Problem, descend
 from .estimates import Estimate, check_samples, elbo_of, objective
 from .gaussian import ONLY, Gaussian
 from .target import NotFinite, Target
@@ -41,9 +50,9 @@ def ensemble_inversion(
     seed: int = 0,
     elbo_samples: int = 1000,
     vectorize: bool = True,
-    callback: Callable[[Result], object] | None = None,
+    callback: Callable[[FitResult], object] | None = None,
     progress: bool = False,
-) -> Result:
+) -> FitResult:
     """Fit a Gaussian to the posterior of an inverse problem by runs of its forward model alone.
 
     Args:
@@ -70,59 +79,88 @@ def ensemble_inversion(
         The posterior; ``nfev`` counts runs of the model.
     """
     check_function(forward, "forward")
+    problem = InverseProblem(forward, data, noise, prior_mean, prior_precision, vectorize)
     q = Gaussian.start(prior_mean, prior_precision)
-    if prior_mean.ndim != 1:
-        raise ValueError(f"prior_mean must be a vector, got shape {tuple(prior_mean.shape)}")
-    check_finite(data, "data")
-    check_beside(data, "data", prior_mean, "prior_mean")
-    root = Full.from_dense(noise)
-    if data.shape != root.eigs.shape:
-        raise ValueError(f"data must have shape {tuple(root.eigs.shape)} to fit noise, got {tuple(data.shape)}")
     members = 4 * q.size if members is None else members
     check_samples(members, 2 * q.size + 2)
     check_samples(elbo_samples, 4)
     check_size(max_members, "max_members")
     generator = torch.Generator(prior_mean.device).manual_seed(seed)
-    constant = -0.5 * (
-        root.logdet() + len(data) * math.log(2 * math.pi) - q.size * math.log(prior_precision / (2 * math.pi))
-    )
-
-    def misfit(w: Tensor) -> Tensor:
-        return root.matmul(forward(w) - data, -0.5)
-
-    def log_joint(w: Any) -> Tensor:
-        return constant - 0.5 * misfit(w).square().sum() - 0.5 * prior_precision * (w - prior_mean).square().sum()
-
-    target = Target(log_joint, vectorize)
+    target = Target(problem.log_joint, vectorize)
 
     def look(at: Gaussian, lots: int) -> Estimate:
         half = at.deviations(lots * members // 2, generator)[ONLY]
-        deviations = torch.cat([half, -half])
-        with torch.no_grad():
-            points = at.means[ONLY] + deviations
-            outputs = vmap(misfit)(points) if vectorize else torch.stack([misfit(w) for w in points])
-        target.nfev += len(points)
-        if not torch.isfinite(outputs).all():
-            raise NotFinite("the forward model returned NaN or infinite numbers")
-        jacobian = torch.linalg.lstsq(deviations, outputs).solution.mT
-        offset = at.means[ONLY] - prior_mean
-        gradient = jacobian.mT @ outputs.mean(0) + prior_precision * offset
-        square = 0.5 * (points - prior_mean).square().sum(1)
-        values = 0.5 * outputs.square().sum(1) + prior_precision * square - constant
-        value, error, _ = objective(at, {ONLY: deviations}, values)
-        return Estimate(value, error, value, {ONLY: gradient}, {ONLY: OuterProducts(jacobian)}, prior_precision)
+        target.nfev += 2 * len(half)
+        return problem.estimate(at, torch.cat([half, -half]))
 
     return descend(
-        look,
-        target,
+        Problem(look, lambda at: elbo_of(target, at, elbo_samples, seed + 1), target, members),
         q,
-        points=members,
         max_points=max_members,
         lr=lr,
         tol=tol,
         max_iter=max_iter,
         exact=exact,
-        final=lambda at: elbo_of(target, at, elbo_samples, seed + 1),
         callback=callback,
         progress=progress,
     )
+
+
+class InverseProblem:
+    """Data, their noise and a prior, with the forward model that is to explain them."""
+
+    def __init__(
+        self,
+        forward: Callable[[Tensor], Tensor],
+        data: Tensor,
+        noise: Tensor,
+        prior_mean: Tensor,
+        prior_precision: float,
+        vectorize: bool,
+    ) -> None:
+        """Check what belongs together; the arguments are those of :func:`ensemble_inversion`."""
+        check_wide(prior_mean, "prior_mean")
+        check_finite(prior_mean, "prior_mean")
+        if prior_mean.ndim != 1:
+            raise ValueError(f"prior_mean must be a vector, got shape {tuple(prior_mean.shape)}")
+        check_number(prior_precision, "prior_precision", 1e-300)
+        check_finite(data, "data")
+        check_beside(data, "data", prior_mean, "prior_mean")
+        check_symmetric(noise, "noise")
+        check_beside(noise, "noise", data, "data")
+        if data.shape != noise.shape[:1] or noise.ndim != 2:
+            raise ValueError(f"data must have shape {tuple(noise.shape[:1])} to fit noise, got {tuple(data.shape)}")
+        self.forward, self.data, self.vectorize = forward, data, vectorize
+        self.noise = Full.from_dense(noise)
+        self.prior_mean, self.prior_precision = prior_mean, prior_precision
+        units = len(data) * math.log(2 * math.pi) - len(prior_mean) * math.log(prior_precision / (2 * math.pi))
+        self.constant = -0.5 * (self.noise.logdet() + units)
+
+    def misfit(self, w: Tensor) -> Tensor:
+        """Return outputs minus data, in units of the noise."""
+        output = self.forward(w)
+        check_real(output, "what forward returns")
+        if output.shape != self.data.shape:
+            wanted = f"shape {tuple(self.data.shape)}, like data"
+            raise ValueError(f"forward must return outputs of {wanted}, got shape {tuple(output.shape)}")
+        return self.noise.matmul(output - self.data, -0.5)
+
+    def log_joint(self, w: Any) -> Tensor:
+        """Return the log density of data and parameters."""
+        prior = self.prior_precision * (w - self.prior_mean).square().sum()
+        return self.constant - 0.5 * self.misfit(w).square().sum() - 0.5 * prior
+
+    def estimate(self, at: Gaussian, deviations: Tensor) -> Estimate:
+        """Run the model at points around the mean of a Gaussian, and fit a line to what comes out."""
+        with torch.no_grad():
+            points = at.means[ONLY] + deviations
+            outputs = vmap(self.misfit)(points) if self.vectorize else torch.stack([self.misfit(w) for w in points])
+        if not torch.isfinite(outputs).all():
+            raise NotFinite("the forward model returned NaN or infinite numbers")
+        jacobian = torch.linalg.lstsq(deviations, outputs).solution.mT
+        offset = at.means[ONLY] - self.prior_mean
+        gradient = jacobian.mT @ outputs.mean(0) + self.prior_precision * offset
+        square = 0.5 * (points - self.prior_mean).square().sum(1)
+        values = 0.5 * outputs.square().sum(1) + self.prior_precision * square - self.constant
+        value, error, _ = objective(at, {ONLY: deviations}, values)
+        return Estimate(value, error, value, {ONLY: gradient}, {ONLY: OuterProducts(jacobian)}, self.prior_precision)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..core.checks import check_function, choose, describe
 from ..core.curvature import Curvature, Dense, OuterProducts
 from ..core.matrices import SPD, Diagonal, Full
 from ..core.numerics import symmetrize
@@ -22,8 +24,6 @@ from ..core.sources import gradient_outer_product, reinforce, reparametrization
 from .gaussian import ONLY, Blocks, Gaussian, event, unwrap
 from .target import Target, each_of
 
-SOURCES = ("hessian", "gauss-newton", "empirical-fisher", "gradient-outer-product", "reparametrization", "reinforce")
-"""Names of the curvature estimates."""
 FROM_MODEL = {"gauss-newton": "gauss_newton", "empirical-fisher": "empirical_fisher"}
 """Estimates that ``log_joint`` must bring along, as methods like those of ``eigenstep.inference.Supervised``."""
 
@@ -61,11 +61,13 @@ def estimate(
     Args:
         target: the function.
         q: where.
-        source: one of :data:`SOURCES`, or a function of the parameters that returns their curvature (for several
+        source: a name in :data:`SOURCES`, or a function of the parameters that returns their curvature (for several
             blocks, a dictionary).
         samples: number of points, even; 0 takes the mean alone.
         generator: source of randomness.
     """
+    find = choose(source, SOURCES, "curvature")
+    find = find if isinstance(source, str) else partial(_from_user, source)
     target.refresh()
     pairs = samples // 2
     half = (
@@ -75,17 +77,16 @@ def estimate(
     )
     both = {name: torch.cat([x, -x]) for name, x in half.items()} if pairs else half
     points = q.points(both)
-    if source == "reinforce":
+    if find is _reinforce:
         values, gradients = target.values(points), Blocks()
     else:
         values, gradients = target.gradients(points)
     value, error, residuals = objective(q, both, values)
     aim = value if pairs else values[0].item()
-    if source == "reinforce":
-        return Estimate(value, error, aim, *_from_values(q, half, residuals))
     events = {name: event(q.precisions[name], g) for name, g in gradients.items()}
-    curvatures, damping = _curvatures(target, q, source, half if pairs else None, points, events)
-    return Estimate(value, error, aim, {n: g.mean(0) for n, g in events.items()}, curvatures, damping)
+    cloud = Cloud(target, q, half if pairs else None, points, residuals, events)
+    means, curvatures, damping = find(cloud)
+    return Estimate(value, error, aim, means, curvatures, damping)
 
 
 def combine(estimates: Sequence[Estimate]) -> Estimate:
@@ -115,7 +116,10 @@ def elbo(
         seed: of the random numbers.
         vectorize: whether ``torch.func.vmap`` may evaluate all points at once.
     """
+    check_function(log_joint, "log_joint")
     check_samples(samples, 4)
+    if not isinstance(q, Gaussian):
+        raise TypeError(f"q must be a Gaussian, such as the posterior of a fit, got {describe(q)}")
     return elbo_of(Target(log_joint, vectorize), q, samples, seed)
 
 
@@ -151,54 +155,110 @@ def check_samples(samples: object, least: int) -> None:
         raise ValueError(f"samples must be an even number of at least {least}, for antithetic pairs, got {samples!r}")
 
 
-def _curvatures(
-    target: Target, q: Gaussian, source: Any, half: Blocks | None, points: Blocks, gradients: Blocks
-) -> tuple[dict[str, Curvature], float]:
-    names = list(q.means)
-    if source == "hessian":
-        return {name: target.mean_hessian(points, name) for name in names}, 0.0
-    if source == "reparametrization":
-        assert half is not None
-        return {name: _from_gradients(q.precisions[name], half[name], gradients[name]) for name in names}, 0.0
-    if source == "gradient-outer-product":
-        if half is None:
-            return {name: gradient_outer_product(gradients[name][0]) for name in names}, 0.0
-        return {name: _outer_products(q.precisions[name], half[name], gradients[name]) for name in names}, 0.0
-    if callable(source):
-        each = [_as_dict(source(unwrap(at)), names) for at in each_of(points)]
-        return {name: _mean([_fitted(found[name], q.precisions[name]) for found in each]) for name in names}, 0.0
-    model: Any = target.model
-    target.ngrad += len(points[names[0]]) * (model.outputs if source == "gauss-newton" else 1)
-    found = _as_dict(getattr(model, FROM_MODEL[source])(unwrap(points)), names)
-    return {name: _fitted(found[name], q.precisions[name]) for name in names}, model.prior_precision
+@dataclass(frozen=True)
+class Cloud:
+    """Points around the mean, and what is known there.
+
+    Attributes:
+        target: the function.
+        q: the Gaussian.
+        half: deviations from the mean of the first half of the points, whose mirror images are the second; ``None`` at
+            the mean alone.
+        points: the points, along the first axis of each block.
+        residuals: values of ``l`` minus the quadratic of ``q``.
+        gradients: gradients of ``l`` as events, empty where a source needs none.
+    """
+
+    target: Target
+    q: Gaussian
+    half: Blocks | None
+    points: Blocks
+    residuals: Tensor
+    gradients: Blocks
+
+    def each(self, curvature: Callable[[SPD, Tensor, Tensor], Curvature]) -> Found:
+        """Apply ``curvature(S, deviations, gradients)`` to all blocks, beside the mean gradients."""
+        assert self.half is not None
+        precisions, half, gradients = self.q.precisions, self.half, self.gradients
+        return self.found({n: curvature(S, half[n], gradients[n]) for n, S in precisions.items()})
+
+    def found(self, curvatures: dict[str, Curvature], damping: float = 0.0) -> Found:
+        """Return curvatures beside the mean gradients."""
+        return {n: g.mean(0) for n, g in self.gradients.items()}, curvatures, damping
 
 
-def _from_values(q: Gaussian, half: Blocks, residuals: Tensor) -> tuple[Blocks, dict[str, Curvature]]:
+Found = tuple[Blocks, dict[str, Curvature], float]
+"""Gradients, curvatures and damping of an :class:`Estimate`."""
+
+
+def _hessian(cloud: Cloud) -> Found:
+    return cloud.found({name: cloud.target.mean_hessian(cloud.points, name) for name in cloud.points})
+
+
+def _reparametrization(cloud: Cloud) -> Found:
+    """Reparametrization trick: the part of the gradient that is odd in the deviation."""
+
+    def curvature(S: SPD, half: Tensor, gradients: Tensor) -> Curvature:
+        plus, minus = gradients.chunk(2)
+        return _plus_precision(reparametrization(S, half, (plus - minus) / 2 - S.matmul(half)))
+
+    return cloud.each(curvature)
+
+
+def _gradient_outer_product(cloud: Cloud) -> Found:
+    """``E_q[g g^T]``, with the outer products of ``S x``, whose mean is ``S``, for comparison."""
+
+    def curvature(S: SPD, half: Tensor, gradients: Tensor) -> Curvature:
+        weights = torch.cat([torch.ones(len(gradients)), torch.full((len(half),), -2.0)]).to(gradients)
+        vectors = torch.cat([gradients, S.matmul(half)])
+        return OuterProducts(vectors, weights / len(gradients), shift=1.0, semidefinite=False)
+
+    if cloud.half is None:
+        return cloud.found({name: gradient_outer_product(g[0]) for name, g in cloud.gradients.items()})
+    return cloud.each(curvature)
+
+
+def _reinforce(cloud: Cloud) -> Found:
     """REINFORCE: odd parts of the values give the gradient, even parts the curvature."""
-    plus, minus = residuals.chunk(2)
+    assert cloud.half is not None
+    plus, minus = cloud.residuals.chunk(2)
     odd, even = (plus - minus) / 2, (plus + minus) / 2
     # The mean of all other pairs is the baseline of each: that is what the factor is for.
     centered = (even - even.mean()) * len(even) / (len(even) - 1)
     gradients: Blocks = {}
     curvatures: dict[str, Curvature] = {}
-    for name, S in q.precisions.items():
-        scores = S.matmul(half[name])
+    for name, S in cloud.q.precisions.items():
+        scores = S.matmul(cloud.half[name])
         gradients[name] = torch.tensordot(odd, scores, 1) / len(odd)
-        curvatures[name] = _plus_precision(reinforce(S, half[name], centered))
-    return gradients, curvatures
+        curvatures[name] = _plus_precision(reinforce(S, cloud.half[name], centered))
+    return gradients, curvatures, 0.0
 
 
-def _from_gradients(S: SPD, half: Tensor, gradients: Tensor) -> Curvature:
-    """Reparametrization trick: the part of the gradient that is odd in the deviation."""
-    plus, minus = gradients.chunk(2)
-    return _plus_precision(reparametrization(S, half, (plus - minus) / 2 - S.matmul(half)))
+def _from_model(method: str, cloud: Cloud) -> Found:
+    """Ask the model for its curvature; the prior's is the damping."""
+    model: Any = cloud.target.model
+    names = list(cloud.points)
+    cloud.target.ngrad += len(cloud.points[names[0]]) * (model.outputs if method == "gauss_newton" else 1)
+    found = _as_dict(getattr(model, method)(unwrap(cloud.points)), names)
+    return cloud.found({n: _fitted(found[n], cloud.q.precisions[n]) for n in names}, model.prior_precision)
 
 
-def _outer_products(S: SPD, half: Tensor, gradients: Tensor) -> Curvature:
-    """``E_q[g g^T]``, with the outer products of ``S x``, whose mean is ``S``, for comparison."""
-    expected = S.matmul(half)
-    weights = torch.cat([torch.ones(len(gradients)), torch.full((len(half),), -2.0)]).to(gradients) / len(gradients)
-    return OuterProducts(torch.cat([gradients, expected]), weights, shift=1.0, semidefinite=False)
+def _from_user(source: Callable[[Any], Any], cloud: Cloud) -> Found:
+    """Average what a function of the user says at each of the points."""
+    names = list(cloud.points)
+    each = [_as_dict(source(unwrap(at)), names) for at in each_of(cloud.points)]
+    return cloud.found({n: _mean([_fitted(found[n], cloud.q.precisions[n]) for found in each]) for n in names})
+
+
+SOURCES: dict[str, Callable[[Cloud], Found]] = {
+    "hessian": _hessian,
+    "gauss-newton": partial(_from_model, FROM_MODEL["gauss-newton"]),
+    "empirical-fisher": partial(_from_model, FROM_MODEL["empirical-fisher"]),
+    "gradient-outer-product": _gradient_outer_product,
+    "reparametrization": _reparametrization,
+    "reinforce": _reinforce,
+}
+"""The curvature estimates by name."""
 
 
 def _plus_precision(curvature: OuterProducts) -> OuterProducts:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.checks import check_function, check_size
-from .descent import Result, descend
+from ..core.checks import check_function, check_size, choose
+from .descent import FitResult, Problem, descend
 from .estimates import FROM_MODEL, SOURCES, Estimate, check_samples, combine, elbo_of, estimate
 from .gaussian import Gaussian, Parameters
 from .target import Target
@@ -45,9 +45,9 @@ def fit_gaussian(
     seed: int = 0,
     elbo_samples: int = 1000,
     vectorize: bool = True,
-    callback: Callable[[Result], object] | None = None,
+    callback: Callable[[FitResult], object] | None = None,
     progress: bool = False,
-) -> Result:
+) -> FitResult:
     """Fit a Gaussian to the posterior of a model: maximize the evidence lower bound.
 
     Args:
@@ -77,8 +77,9 @@ def fit_gaussian(
             or 64 if that is more. Default: 8 for "hessian" and the like, for each parameter 2 for "reparametrization",
             8 for "gradient-outer-product" and 32 for "reinforce".
         max_samples: the most points of a step; a fit that would need more ends there without success.
-        lr: the paper's beta: a number for all steps or a function of the number of the step; each step then takes
-            ``samples`` points. By default it is 1 for ``samples=0`` and 1/2 otherwise, and less where steps overshoot.
+        lr: the paper's beta-2, as everywhere, and the step size of the mean as well: a number for all steps or a
+            function of the number of the step; each step then takes ``samples`` points. By default it is 1 for
+            ``samples=0`` and 1/2 otherwise, and less where steps overshoot.
         tol: stop when the bound is expected to be within this many nats of its maximum, or of where a biased curvature
             leads. Noise counts as a gap, and doubling the points halves it. Default: 1e-3, and what rounding allows for
             ``samples=0``.
@@ -91,7 +92,7 @@ def fit_gaussian(
         progress: show a progress bar; needs the package ``rich``.
 
     Returns:
-        The posterior and how the search went; see :class:`Result`.
+        The posterior and how the search went; see :class:`FitResult`.
     """
     check_function(log_joint, "log_joint")
     q = Gaussian.start(mean0, precision0)
@@ -110,16 +111,13 @@ def fit_gaussian(
         return combine([estimate(target, at, curvature, joined * samples, generator) for _ in range(lots // joined)])
 
     return descend(
-        look,
-        target,
+        Problem(look, lambda at: elbo_of(target, at, elbo_samples, seed + 1), target, samples),
         q,
-        points=samples,
         max_points=max_samples,
         lr=lr,
         tol=(1e-3 if samples else 1e-20) if tol is None else tol,
         max_iter=max_iter,
         exact=exact,
-        final=lambda at: elbo_of(target, at, elbo_samples, seed + 1),
         callback=callback,
         progress=progress,
     )
@@ -127,7 +125,7 @@ def fit_gaussian(
 
 def laplace(
     log_joint: Callable[[Any], Tensor], mean0: Parameters, precision0: object = "full", **options: Any
-) -> Result:
+) -> FitResult:
     """Return Laplace's approximation: Newton's method, and the inverse Hessian at its end as the covariance.
 
     This is :func:`fit_gaussian` with ``samples=0``, whose other options it takes.
@@ -141,11 +139,8 @@ def laplace(
     return fit_gaussian(log_joint, mean0, precision0, samples=0, **options)
 
 
-def _check_source(curvature: object, log_joint: object) -> None:
-    if callable(curvature):
-        return
-    if curvature not in SOURCES:
-        raise ValueError(f"curvature must be one of {', '.join(SOURCES)} or a function, got {curvature!r}")
+def _check_source(curvature: Any, log_joint: object) -> None:
+    choose(curvature, SOURCES, "curvature")
     method = FROM_MODEL.get(str(curvature))
     if method and not hasattr(log_joint, method):
         raise TypeError(

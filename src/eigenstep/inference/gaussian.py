@@ -126,6 +126,14 @@ class Gaussian:
         points = as_blocks(parameters, "parameters")
         if set(points) != set(self.means):
             raise ValueError(f"parameters must name {list(self.means)}, got {list(points)}")
+        for name, mean in self.means.items():
+            if points[name].ndim == 0 or points[name].shape[1:] != mean.shape:
+                place = "parameters" if name == ONLY else f"parameters[{name!r}]"
+                wanted = ", ".join(["K", *map(str, mean.shape)])
+                raise ValueError(f"{place} must have shape ({wanted}), got {tuple(points[name].shape)}")
+            check_beside(points[name], "parameters", mean, "the mean")
+        if len({len(tensor) for tensor in points.values()}) > 1:
+            raise ValueError("parameters must hold as many entries along the first axis of each tensor")
         deviations = {n: event(S, points[n] - self.means[n]) for n, S in self.precisions.items()}
         square = self.whitened_square(deviations)
         return 0.5 * (self.logdet() - self.size * math.log(2 * math.pi) - square)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.checks import check_function, check_number, check_size
+from ..core.checks import check_function, check_number, check_size, describe
 from .gaussian import Blocks, Gaussian, Parameters, event, unwrap
 from .target import Target
 
@@ -67,6 +67,8 @@ def sample_posterior(
         track: wraps the range of draws, to show progress.
     """
     check_function(log_joint, "log_joint")
+    if not isinstance(metric, Gaussian):
+        raise TypeError(f"metric must be a Gaussian, such as the posterior of a fit, got {describe(metric)}")
     for value, name in ((chains, "chains"), (warmup, "warmup"), (draws, "draws")):
         check_size(value, name)
     check_number(path, "path", 1e-3, 100.0)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..core.checks import check_beside, check_finite, check_size, check_symmetric
+from ..core.checks import check_beside, check_finite, check_real, check_size, check_symmetric, describe
 from ..core.curvature import Dense, OuterProducts
 from ..core.matrices import Full
 from .steps import average
@@ -35,15 +35,21 @@ class State:
     mean: Tensor
     precision: Full
 
+    def __post_init__(self) -> None:
+        """Check that mean and precision belong together."""
+        check_finite(self.mean, "mean")
+        if not isinstance(self.precision, Full):
+            raise TypeError(f"precision must be Full, such as Full.from_dense(matrix), got {describe(self.precision)}")
+        if self.mean.ndim != 1 or self.mean.shape != self.precision.eigs.shape:
+            wanted = tuple(self.precision.eigs.shape)
+            raise ValueError(f"mean must be a vector of shape {wanted} to fit, got shape {tuple(self.mean.shape)}")
+        check_beside(self.precision.eigs, "precision", self.mean, "mean")
+
     @classmethod
     def from_covariance(cls, mean: Tensor, covariance: Tensor) -> State:
         """Return the Gaussian with a given covariance matrix."""
-        check_finite(mean, "mean")
-        covariance_ = Full.from_dense(covariance)
-        check_beside(covariance, "covariance", mean, "mean")
-        if mean.shape != covariance_.eigs.shape:
-            raise ValueError(f"mean must have shape {tuple(covariance_.eigs.shape)}, got {tuple(mean.shape)}")
-        return cls(mean, _invert(covariance_))
+        check_symmetric(covariance, "covariance")
+        return cls(mean, _invert(Full.from_dense(covariance)))
 
     def covariance(self) -> Tensor:
         """Return the covariance as an ordinary matrix."""
@@ -121,12 +127,15 @@ def kalman_filter(
         exact: the textbook filter, or the paper's first-order update.
         substeps: how many steps each measurement is taken in.
     """
+    check_real(measurements, "measurements")
     if measurements.ndim != 2:
         raise ValueError(f"measurements must have shape (T, k), got {tuple(measurements.shape)}")
+    missing = measurements.isnan().all(1)
+    check_finite(measurements[~missing], "measurements, but for rows that are NaN as a whole,")
     states = []
-    for measurement in measurements:
+    for measurement, nothing in zip(measurements, missing.tolist(), strict=True):
         state = predict(state, transition, transition_noise, exact=exact)
-        if not measurement.isnan().all():
+        if not nothing:
             state = correct(state, measurement, observation, observation_noise, exact=exact, substeps=substeps)
         states.append(state)
     return states

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy, softplus
 
-from ..core.checks import check_finite, check_nonempty, check_number, check_size
+from ..core.checks import check_finite, check_function, check_nonempty, check_number, check_size, describe
 from ..core.curvature import OuterProducts
 from ..core.sources import gauss_newton
 from .gaussian import Blocks, Parameters, as_blocks, unwrap
@@ -44,6 +44,10 @@ class Supervised:
         """Check the data."""
         check_nonempty(self.inputs, "inputs")
         check_finite(self.inputs, "inputs")
+        check_function(self.predict, "predict")
+        check_function(self.loss, "loss")
+        if not isinstance(self.targets, Tensor) or self.targets.ndim == 0:
+            raise TypeError(f"targets must be a tensor with one entry for each input, got {describe(self.targets)}")
         if len(self.targets) != len(self.inputs):
             raise ValueError(
                 f"targets must hold one entry for each of {len(self.inputs)} inputs, got {len(self.targets)}"
@@ -59,7 +63,10 @@ class Supervised:
 
     def losses(self, parameters: Parameters) -> Tensor:
         """Return the negative log-likelihood of every example."""
-        return vmap(lambda x, y: self.loss(self.predict(parameters, x), y))(self.inputs, self.targets)
+        losses = vmap(lambda x, y: self.loss(self.predict(parameters, x), y))(self.inputs, self.targets)
+        if losses.ndim != 1:
+            raise ValueError(f"loss must return one number for each example, got shape {tuple(losses.shape[1:])}")
+        return losses
 
     def log_prior(self, parameters: Parameters) -> Tensor:
         """Return the log density of the prior, an improper one if its precision is zero."""
@@ -161,7 +168,7 @@ def linear_regression(inputs: Tensor, targets: Tensor, *, noise: float, prior_pr
         return 0.5 * ((output[0] - target) / noise).square() + math.log(noise) + 0.5 * math.log(2 * math.pi)
 
     _check_matrix(inputs)
-    return Supervised(_linear, loss, inputs, targets.to(inputs), prior_precision)
+    return Supervised(_linear, loss, inputs, _vector(targets).to(inputs), prior_precision)
 
 
 def logistic_regression(inputs: Tensor, targets: Tensor, *, prior_precision: float = 1.0) -> Supervised:
@@ -173,7 +180,7 @@ def logistic_regression(inputs: Tensor, targets: Tensor, *, prior_precision: flo
         prior_precision: of every weight.
     """
     _check_matrix(inputs)
-    if not ((targets == 0) | (targets == 1)).all():
+    if not ((_vector(targets) == 0) | (targets == 1)).all():
         raise ValueError("targets must be 0 or 1")
     return Supervised(_linear, _logistic_loss, inputs, targets.to(inputs), prior_precision)
 
@@ -189,6 +196,7 @@ def classifier(
         targets: classes, shape ``(n,)``, integers.
         prior_precision: of every parameter.
     """
+    check_nonempty(inputs, "inputs")
     start = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
 
     def predict(parameters: Any, x: Tensor) -> Tensor:
@@ -196,7 +204,7 @@ def classifier(
 
     with torch.no_grad():
         classes = predict(start, inputs[0]).shape[-1]
-    if targets.is_floating_point() or not ((targets >= 0) & (targets < classes)).all():
+    if _vector(targets).is_floating_point() or not ((targets >= 0) & (targets < classes)).all():
         raise ValueError(f"targets must be integers from 0 to {classes - 1}, the outputs of the network")
     return Supervised(predict, cross_entropy, inputs, targets, prior_precision, classes), start
 
@@ -271,3 +279,11 @@ def _check_matrix(inputs: Tensor) -> None:
     check_nonempty(inputs, "inputs")
     if inputs.ndim != 2:
         raise ValueError(f"inputs must have shape (n, d), got {tuple(inputs.shape)}")
+
+
+def _vector(targets: Tensor) -> Tensor:
+    """Return targets that are one number for each example, and raise for others: they would be broadcast."""
+    if not isinstance(targets, Tensor) or targets.ndim != 1:
+        shape = f"shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else describe(targets)
+        raise ValueError(f"targets must be a tensor of shape (n,), got {shape}")
+    return targets

@@ -85,15 +85,14 @@ def _is_diagonal(factor: Full) -> bool:
     return bool((roots[:, None] * off * roots).abs().max() <= torch.finfo(roots.dtype).eps ** 0.75)
 
 
-def _move_exactly(eigs: Tensor, tangent: Tensor) -> Tensor:
-    """Return ``d + h``, or raise: nothing is cut off."""
-    moved = eigs + tangent
-    if not (moved > 0).all() or not torch.isfinite(moved).all():
+def _move_exactly(eigs: Tensor, target: Tensor) -> Tensor:
+    """Return where the linear update puts the eigenvalues, or raise: nothing is cut off."""
+    if not (target > 0).all() or not torch.isfinite(target).all():
         raise NotPositiveDefinite(
-            f"the average of S and the curvature has an eigenvalue {moved.min():.3g} beside {moved.max():.3g}: it is "
+            f"the average of S and the curvature has an eigenvalue {target.min():.3g} beside {target.max():.3g}: it is "
             f"not positive definite, or not to {eigs.dtype} rounding"
         )
-    return moved
+    return target
 
 
 def tangent_vector(S: SPD, curvature: Curvature, damping: float = 0.0) -> tuple[Tensor, float, float]:

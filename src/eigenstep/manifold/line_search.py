@@ -1,7 +1,7 @@
 """Two ways downhill: with a search for the step size, or with step sizes fixed beforehand.
 
-Each is a generator of the points on the way, with value and gradient, that returns an :class:`Ending` when it cannot go
-on.
+Each is a generator of the points on the way, with value and gradient, that returns an
+:class:`~eigenstep.core.result.Ending` when it cannot go on.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator
 from copy import copy
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.checks import check_number
+from ..core.result import Ending
 from .directions import Direction
 from .objective import Evaluation, Objective
 from .point import Point
@@ -28,21 +28,6 @@ PATIENCE = 30
 """How many steps in a row may bring no better value than rounding could."""
 PATIENCE_FLAT = 5
 """How many steps along directions without positive curvature may bring no more than was asked for."""
-
-
-@dataclass(frozen=True)
-class Ending:
-    """Why a descent is over.
-
-    Attributes:
-        reason: one word.
-        message: a sentence.
-        success: whether a minimum was found.
-    """
-
-    reason: str
-    message: str
-    success: bool = False
 
 
 class Visit(NamedTuple):

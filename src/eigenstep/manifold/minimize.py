@@ -12,10 +12,10 @@ from torch import Tensor
 from ..core.checks import check_beside, check_finite, check_function, check_number, check_size, choose
 from ..core.matrices import SPD
 from ..core.progress import bar
-from ..core.result import Result
+from ..core.result import RUNNING, Ending, Result
 from .blocks import Euclidean
 from .directions import METHODS, Direction
-from .line_search import Ending, LineSearch, fixed_steps
+from .line_search import LineSearch, fixed_steps
 from .objective import Objective
 from .point import Point
 from .retractions import Retraction
@@ -162,7 +162,7 @@ def minimize_spd(
                 continue
             elif len(history) > max_iter:
                 ending = Ending("max_iter", f"max_iter={max_iter} steps are done")
-            elif callback is not None and callback(result(Ending("running", "still running"))) is True:
+            elif callback is not None and callback(result(RUNNING)) is True:
                 ending = Ending("callback", "the callback asked to stop", success=True)
     return result(ending)
 

@@ -14,12 +14,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..core.curvature import Dense
 from ..core.generators import Rotation, bounded, moore_penrose
 from ..core.maps import reorthonormalize
 from ..core.matrices import Full
 from ..core.numerics import largest, symmetrize
-from ..core.step import update
+from ..core.step import learn
 
 Retraction = Callable[[Full, Tensor], tuple[Full, Tensor]]
 """``retraction(S, X) -> (new S, U)``."""
@@ -109,11 +108,12 @@ def paper(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
 
 
 def _learn(S: Full, tangent: Tensor, rotation: Rotation, rayleigh: bool) -> tuple[Full, Tensor]:
-    """Let the one update of the paper learn the change ``B D^1/2 X D^1/2 B^T``, with gamma = 0."""
+    """Let the one step of the core learn the change ``W = D^1/2 X D^1/2``, with gamma = 0."""
     roots = S.eigs.sqrt()
-    change = S.basis @ (roots[..., :, None] * tangent * roots[..., None, :]) @ S.basis.mT
-    new = update(S, Dense(symmetrize(change)), lr=1.0, decay=0.0, rotation=rotation, rayleigh=rayleigh)
-    check_range(new.eigs)
+    change = symmetrize(roots[..., :, None] * tangent * roots[..., None, :])
+    learned = learn(S.eigs, change, rate=1.0, decay=0.0, rotation=rotation, rayleigh=rayleigh)
+    assert learned.turn is not None
+    new = Full(reorthonormalize(S.basis @ learned.turn), check_range(learned.eigs))
     return new, _transport_between(S, new)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.func import jvp
 
 from eigenstep.inference import (
+    FitResult,
     Gaussian,
-    Result,
     classifier,
     fit_gaussian,
     linear_regression,
@@ -140,7 +140,7 @@ def network(draws: int, chains: int, steps: int) -> dict[str, Any]:
     model, start = classifier(net, x, y, prior_precision=PRIOR)
     options: dict[str, Any] = {"curvature": "gauss-newton", "max_iter": steps}
     mode = fit_gaussian(model, start, "full", curvature="gauss-newton", samples=0, tol=1e-10)
-    fits: dict[str, Result] = {"Laplace (Gauss-Newton)": mode}
+    fits: dict[str, FitResult] = {"Laplace (Gauss-Newton)": mode}
     for structure in track(("full", "kronecker", "diagonal"), "Network"):
         first = {name: S if structure == "full" else structure for name, S in mode.posterior.precisions.items()}
         fits[f"variational, {structure}"] = fit_gaussian(model, mode.mean, first, tol=0.2, max_samples=1024, **options)
@@ -214,17 +214,17 @@ def linearized(model: Supervised, at: dict[str, Tensor]) -> Supervised:
     return replace(model, predict=predict)
 
 
-def watch(exact: Quadrature, best: Gaussian, curve: list[tuple[int, float]]) -> Callable[[Result], None]:
+def watch(exact: Quadrature, best: Gaussian, curve: list[tuple[int, float]]) -> Callable[[FitResult], None]:
     """Return a callback that keeps the gap at steps that are ever further apart."""
 
-    def callback(found: Result) -> None:
+    def callback(found: FitResult) -> None:
         if found.nit < 10 or found.nit % max(1, found.nit // 10) == 0:
             curve.append((found.ngrad + found.nfev, exact.gap(best, found.posterior)))
 
     return callback
 
 
-def costs(found: Result) -> Mapping[str, Any]:
+def costs(found: FitResult) -> Mapping[str, Any]:
     """Return what a fit cost and how it ended; values for the final estimate of the ELBO are not counted."""
     last = found.history[-1]
     return {"steps": found.nit, "ngrad": last.ngrad, "nfev": last.nfev, "success": found.success}
