@@ -128,13 +128,13 @@ def walk(measurements: Tensor) -> object:
     [
         (lambda: walk(torch.zeros(3)), ValueError, r"shape \(T, k\)"),
         (lambda: walk(torch.zeros(3, 1, dtype=torch.int64)), TypeError, "measurements must be a real"),
-        (lambda: walk(torch.tensor([[0.0], [torch.inf]])), ValueError, "measurements, but for rows .* must be finite"),
+        (lambda: walk(torch.tensor([[0.0], [torch.inf]])), ValueError, "every measurement must be finite"),
         (lambda: walk(torch.zeros(3, 1, dtype=torch.float32)), TypeError, "measurement must be torch.float64"),
         (lambda: walk(torch.zeros(3, 2)), ValueError, "observation must have shape"),
-        (lambda: State(torch.zeros(2), Full.identity(3, dtype=DOUBLE)), ValueError, "mean must be a vector"),
-        (lambda: State(torch.zeros(1), Full.identity(3, dtype=DOUBLE)), ValueError, "mean must be a vector"),
+        (lambda: State(torch.zeros(2), Full.identity(3, dtype=DOUBLE)), ValueError, "mean must have shape"),
+        (lambda: State(torch.zeros(1), Full.identity(3, dtype=DOUBLE)), ValueError, "mean must have shape"),
         (lambda: State(torch.zeros(2), Diagonal.identity(2)), TypeError, "precision must be Full"),
-        (lambda: State.from_covariance(torch.zeros(1), torch.eye(2)), ValueError, "mean must be a vector"),
+        (lambda: State.from_covariance(torch.zeros(1), torch.eye(2)), ValueError, "mean must have shape"),
         (lambda: State.from_covariance(torch.zeros(2), torch.ones(2, 3)), ValueError, "covariance must be square"),
     ],
 )

@@ -253,9 +253,9 @@ class Descent:
             return min(self.longest_beta, self.factor * self.beta)
         at = len(self.history)
         beta = self.lr(at) if callable(self.lr) else self.lr
-        check_number(beta, f"lr({at})", 0.0, 1.0)
-        if beta == 0:
+        if isinstance(beta, (int, float)) and not 0 < beta <= 1:
             raise ValueError(f"lr must be above 0 and at most 1, got {beta} at step {at}")
+        check_number(beta, f"lr({at})", 0.0, 1.0)
         return beta
 
 

@@ -123,7 +123,9 @@ class InverseProblem:
         check_finite(prior_mean, "prior_mean")
         if prior_mean.ndim != 1:
             raise ValueError(f"prior_mean must be a vector, got shape {tuple(prior_mean.shape)}")
-        check_number(prior_precision, "prior_precision", 1e-300)
+        check_number(prior_precision, "prior_precision", 0.0)
+        if prior_precision == 0:
+            raise ValueError("prior_precision must be positive and finite, got 0")
         check_finite(data, "data")
         check_beside(data, "data", prior_mean, "prior_mean")
         check_symmetric(noise, "noise")

@@ -42,7 +42,7 @@ class State:
             raise TypeError(f"precision must be Full, such as Full.from_dense(matrix), got {describe(self.precision)}")
         if self.mean.ndim != 1 or self.mean.shape != self.precision.eigs.shape:
             wanted = tuple(self.precision.eigs.shape)
-            raise ValueError(f"mean must be a vector of shape {wanted} to fit, got shape {tuple(self.mean.shape)}")
+            raise ValueError(f"mean must have shape {wanted} to fit precision, got {tuple(self.mean.shape)}")
         check_beside(self.precision.eigs, "precision", self.mean, "mean")
 
     @classmethod
@@ -131,7 +131,7 @@ def kalman_filter(
     if measurements.ndim != 2:
         raise ValueError(f"measurements must have shape (T, k), got {tuple(measurements.shape)}")
     missing = measurements.isnan().all(1)
-    check_finite(measurements[~missing], "measurements, but for rows that are NaN as a whole,")
+    check_finite(measurements[~missing], "every measurement")
     states = []
     for measurement, nothing in zip(measurements, missing.tolist(), strict=True):
         state = predict(state, transition, transition_noise, exact=exact)
