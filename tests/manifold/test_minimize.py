@@ -250,6 +250,10 @@ def test_infeasible_starts(start: Tensor, error: type[Exception], message: str) 
         ({"max_iter": 0}, ValueError, "max_iter"),
         ({"callback": 1}, TypeError, "callback"),
         ({"x0": torch.tensor([torch.inf])}, ValueError, r"x0\[0\] must be finite"),
+        ({"x0": 3}, TypeError, "x0 must be a tensor or a sequence of tensors, got int"),
+        ({"x0": [1.0]}, TypeError, r"x0\[0\] must be a real floating-point tensor, got float"),
+        ({"retraction": lambda S, X: S}, TypeError, "retraction must return a Full and an orthogonal tensor"),
+        ({"retraction": lambda S, X: (Full.identity(3), X)}, TypeError, "retraction must return a Full"),
         ({"x0": torch.ones(2, dtype=torch.float32)}, TypeError, r"x0\[0\] must be"),
     ],
 )
@@ -258,9 +262,11 @@ def test_bad_options(options: dict[str, object], error: type[Exception], message
         minimize_spd(lambda S, *x: S.sum(), torch.eye(2), **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("fun", [lambda S: S, lambda S: 1.0, lambda S: S.detach().sum(), lambda S: torch.tensor(1.0)])
+@pytest.mark.parametrize(
+    "fun", [lambda S: S, lambda S: 1.0, lambda S: S.detach().sum(), lambda S: torch.tensor(1.0), lambda S: 1j * S.sum()]
+)
 def test_objectives_that_cannot_be_differentiated(fun: object) -> None:
-    with pytest.raises(TypeError, match="fun must return one number"):
+    with pytest.raises(TypeError, match="fun must return one real number"):
         minimize_spd(fun, torch.eye(2))  # type: ignore[arg-type]
 
 

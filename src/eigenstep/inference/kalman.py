@@ -1,7 +1,7 @@
 """Kalman filtering as Bayesian inference step by step, with covariances in spectral form.
 
 The state follows ``x' = F x + noise`` and is seen through ``y = C x + noise``. Both halves of a step of the filter are
-updates of a matrix that is never decomposed::
+updates of a matrix that is held as its eigenvectors and eigenvalues; what is decomposed is the noise of a measurement::
 
     predict:   P <- P + 1 (F P F^T + Q - P)          average with beta = 1, gamma = 1
     correct:   S <- S + beta C^T R^-1 C              sum with gamma = 0, S = P^-1

@@ -16,7 +16,7 @@ from torch.linalg import diagonal
 
 from ..core.matrices import Diagonal, Full
 from ..core.numerics import symmetrize
-from .retractions import Retraction, check_frame, check_range, decompose, geodesic, stretch
+from .retractions import Retraction, check_frame, check_range, checked_retraction, decompose, geodesic, stretch
 
 
 class Block(Protocol):
@@ -133,7 +133,7 @@ class Matrix:
             if self.unit:
                 frame = frame * (-torch.linalg.slogdet(frame)[1] / frame.shape[-1]).exp()[..., None, None]
             return replace(self, frame=frame, known=None)
-        factor, transport = self.retraction(self.factor, self.tangent(step))
+        factor, transport = checked_retraction(self.retraction, self.factor, self.tangent(step))
         factor = factor.with_unit_determinant() if self.unit else factor
         return Matrix.of(factor, self.orientation @ transport, self.weight, self.unit, self.retraction)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..core.checks import check_beside, check_finite, check_function, check_number, check_size, choose
+from ..core.checks import check_beside, check_finite, check_function, check_number, check_size, choose, describe
 from ..core.matrices import SPD
 from ..core.progress import bar
 from ..core.result import RUNNING, Ending, Result
@@ -85,7 +85,8 @@ def minimize_spd(
     Gradients come from autodiff; steps follow the affine-invariant (Fisher-Rao) geometry. The matrix is held as
     ``B Diag(d) B^T``, or by a frame ``F = B Diag(d)^1/2 O^T``, so it cannot leave the cone of positive-definite
     matrices. The default takes one singular value decomposition of the frame when eigenvalues are needed;
-    ``retraction="spectral"`` takes none.
+    ``retraction="spectral"`` moves the matrix without any. With either, eigenvalues tell how long a step beyond
+    ``max_step`` is, and whether a matrix at the end has shrunk too far.
 
     Args:
         fun: ``fun(S)`` or ``fun(S, *x)``, a scalar tensor that depends differentiably on its arguments. While the
@@ -169,6 +170,8 @@ def minimize_spd(
 
 def _tensors(x0: Tensor | Sequence[Tensor], like: Tensor) -> list[Tensor]:
     """Check the Euclidean tensors."""
+    if not isinstance(x0, (Tensor, Sequence)):
+        raise TypeError(f"x0 must be a tensor or a sequence of tensors, got {describe(x0)}")
     tensors = [x0] if isinstance(x0, Tensor) else list(x0)
     for index, tensor in enumerate(tensors):
         check_finite(tensor, f"x0[{index}]")

@@ -47,9 +47,15 @@ class Objective:
         with torch.enable_grad():
             output = self.fun(self._matrix(point, leaves), *point.split_others(leaves))
         self.nfev += 1
-        if not isinstance(output, Tensor) or output.numel() != 1 or not output.requires_grad:
-            found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-            raise TypeError(f"fun must return one number as a tensor that depends differentiably on S, got {found}")
+        if not isinstance(output, Tensor) or output.numel() != 1 or not output.requires_grad or output.is_complex():
+            found = (
+                f"{output.dtype} of shape {tuple(output.shape)}"
+                if isinstance(output, Tensor)
+                else type(output).__name__
+            )
+            raise TypeError(
+                f"fun must return one real number as a tensor that depends differentiably on S, got {found}"
+            )
         return Evaluation(point, output.item(), output, leaves)
 
     def attempt(self, point: Point, step: Tensor) -> Evaluation | None:

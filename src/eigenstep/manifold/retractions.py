@@ -121,6 +121,20 @@ RETRACTIONS: dict[str, Retraction] = {"geodesic": geodesic, "spectral": spectral
 """Retractions by name."""
 
 
+def checked_retraction(retraction: Retraction, S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
+    """Apply a retraction, which may be a function of the user's, and raise unless what it returns can be used."""
+    found = retraction(S, tangent)
+    if (
+        not isinstance(found, tuple)
+        or len(found) != 2
+        or not isinstance(found[0], Full)
+        or not isinstance(found[1], Tensor)
+        or not found[0].basis.shape == found[1].shape == S.basis.shape
+    ):
+        raise TypeError(f"retraction must return a Full and an orthogonal tensor, both of shape {tuple(S.basis.shape)}")
+    return found
+
+
 def check_range(eigs: Tensor) -> Tensor:
     """Return eigenvalues that their number format can hold, and raise for others, instead of cutting them off."""
     if not ((eigs > torch.finfo(eigs.dtype).tiny) & (eigs < largest(eigs.dtype))).all():
