@@ -59,6 +59,8 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     try:
         with partial.open("wb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())  # so that a power cut cannot leave the name without the content
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -19,9 +19,12 @@ def test_only_the_newest_are_kept_and_each_says_what_was_saved(tmp_path):
 def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     checkpoint.save(tmp_path, 5, {"step": 5})
     (tmp_path / ".step-000000010.pt.4711").write_bytes(b"half")
+    (tmp_path / "step-000000010.pt.sha256").touch()
     assert len(checkpoint.list_checkpoints(tmp_path)) == 1
     checkpoint.clean(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000000005.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000005.pt", "step-000000005.pt.sha256"]
+    checkpoint.delete(tmp_path / "step-000000005.pt")
+    assert list(tmp_path.iterdir()) == []
 
 
 def flip_a_bit(raw):

@@ -1,15 +1,13 @@
 """Checkpoints: written whole or not at all, checked when they are read, and exact.
 
 A run keeps its two newest checkpoints. If the newest is damaged (by a failing disk, say), deleting it makes the run go
-on from the one before.
+on from the one before. Beside every file lies its checksum, NAME.sha256; a folder holds its own, SHA256SUMS.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..console import UserError, atomic_write
+from . import checksums
 
 KEPT = 2
-TRUSTED = "pytorch_optimizer"
-"""A package whose optimizers keep objects of their own among their state; other checkpoints hold plain data only."""
+SUMS = "SHA256SUMS"
+"""The file with the checksums of all other files of a checkpoint that is a folder."""
+TABLE = ".metadata"
+"""The file in which torch.distributed.checkpoint keeps the table of contents of such a folder."""
+_SHAMPOO = "pytorch_optimizer.optimizer.utils"
+CLASSES = {
+    f"{_SHAMPOO}.partition": ("PreConditionerType", "BlockPartitioner"),
+    f"{_SHAMPOO}.preconditioner": ("PreConditioner",),
+    f"{_SHAMPOO}.graft": ("LayerWiseGrafting", "Graft", "SGDGraft", "SQRTNGraft", "AdaGradGraft", "RMSPropGraft"),
+}
+"""All classes that a checkpoint may hold besides plain data, by module: Scalable Shampoo keeps objects of its own."""
 
 
 def save(directory: Path, step: int, content: dict[str, Any]) -> Path:
@@ -36,9 +44,14 @@ def save(directory: Path, step: int, content: dict[str, Any]) -> Path:
     with atomic_write(path) as file:
         torch.save(content, file)
         file.flush()
-        os.fsync(file.fileno())  # so that a power cut cannot leave the name without the content
+        # Before the checkpoint itself has its name: it must never be there without its checksum.
+        checksums.write(_checksum_of(path), {path.name: checksums.digest(Path(file.name))})
     drop_old(directory)
     return path
+
+
+def _checksum_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
@@ -54,25 +67,29 @@ def drop_old(directory: Path) -> None:
 
 def delete(path: Path) -> None:
     """Delete a checkpoint."""
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+        _checksum_of(path).unlink(missing_ok=True)
 
 
 def clean(directory: Path) -> None:
     """Remove what a process that was killed while it wrote a checkpoint has left behind."""
     for partial in [*directory.glob(".step-*.pt.*"), *directory.glob(".step-*.dcp.*")]:
         delete(partial)
+    for checksum in directory.glob("step-*.pt.sha256"):
+        if not checksum.with_suffix("").exists():
+            checksum.unlink()
 
 
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint into main memory; a damaged one gives an error that says what to do."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()  # compares checksums, which torch.load does not do
-        if broken:
-            raise ValueError(f"the checksum of {broken} is wrong")
+        expected = checksums.read(_checksum_of(path))
+        checksums.compare(expected, {path.name: checksums.digest(path)})
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-        trusted: list[Any] = [_find(name) for name in unknown if name.split(".")[0] == TRUSTED]
-        with torch.serialization.safe_globals(trusted):
+        with torch.serialization.safe_globals(_allowed(unknown)):
             content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can make a decoder raise anything
         if isinstance(error, PermissionError):
@@ -89,9 +106,12 @@ def damaged(path: Path, error: BaseException) -> UserError:
     return UserError(f"the checkpoint {path} is damaged ({reason}): delete it and repeat the command to {instead}")
 
 
-def _find(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+def _allowed(names: list[str]) -> list[Any]:
+    """Import those of some classes, given by their full names, that a checkpoint may hold."""
+    found = []
+    for module, classes in CLASSES.items():
+        found += [getattr(importlib.import_module(module), name) for name in classes if f"{module}.{name}" in names]
+    return found
 
 
 def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:

@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 from eigenstep.optim import Spectral
 
 from ..console import UserError
-from .checkpoint import damaged
+from . import checksums
+from .checkpoint import SUMS, TABLE, damaged
 
 
 class Team:
@@ -149,7 +150,10 @@ def save(path: Path, team: Team, model: nn.Module, optimizer: Optimizer, progres
         shutil.rmtree(partial, ignore_errors=True)
     team.wait()
     write(_state(model, optimizer, progress), checkpoint_id=partial)
+    written = [file.name for file in partial.glob(f"__{team.rank}_*")]
+    digests = _digests(partial, [*written, TABLE] if team.leads else written)
     if team.leads:
+        checksums.write(partial / SUMS, digests)
         shutil.rmtree(path, ignore_errors=True)
         partial.replace(path)
     team.wait()
@@ -176,14 +180,29 @@ def _read(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load as read
 
+    from .restricted import Planner, Reader
+
     try:
-        read(content, checkpoint_id=path)
+        expected = checksums.read(path / SUMS)
+        team = Team()
+        checksums.compare(expected, _digests(path, sorted(expected)[team.rank :: team.size]))
+        read(content, storage_reader=Reader(path, expected), planner=Planner())
     except CheckpointException as error:  # what went wrong on each rank
         reason, _ = next(iter(error.failures.values()))
         raise damaged(path, reason) from error
     except Exception as error:  # a damaged file can make a decoder raise anything
         raise damaged(path, error) from error
     return content
+
+
+def _digests(folder: Path, names: list[str]) -> dict[str, str]:
+    """Compute checksums of some files of a folder, every process of its own; all of them get the checksums of all."""
+    own = {name: checksums.digest(folder / name) if (folder / name).is_file() else "missing" for name in names}
+    everyone: list[Any] = [own]
+    if dist.is_available() and dist.is_initialized():
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, own)
+    return {name: value for some in everyone for name, value in some.items()}
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -174,8 +174,9 @@ def attempt(settings: Settings, directory: Path) -> dict[str, Any]:
         except Diverged:
             outcome = {}
     # Weights of many large networks would fill a disk, and the best run can be repeated exactly.
-    for path in (*checkpoint.list_checkpoints(directory), directory / "model.pt"):
-        path.unlink(missing_ok=True)
+    for path in checkpoint.list_checkpoints(directory):
+        checkpoint.delete(path)
+    (directory / "model.pt").unlink(missing_ok=True)
     return outcome
 
 
