@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -142,6 +143,121 @@ def mistakes(_: Path) -> Any:
         with pytest.raises(ValueError, match="must be") as error:
             Spectral([param]).step()
         found[name] = str(error.value), torch.equal(param.to_local(), torch.ones(4, 3))
+    return found
+
+
+def two_layers() -> tuple[nn.Parameter, nn.Parameter]:
+    """Two parameters with gradients, the same on all ranks."""
+    first, second = nn.Parameter(torch.ones(4, 3)), nn.Parameter(torch.ones(5))
+    first.grad, second.grad = torch.full((4, 3), 0.5), torch.full((5,), 0.5)
+    return first, second
+
+
+def drop_gradient(optimizer: Spectral, index: int = 0) -> None:
+    optimizer.param_groups[index]["params"][0].grad = None
+
+
+def drop_all(optimizer: Spectral) -> None:
+    drop_gradient(optimizer, 0)
+    drop_gradient(optimizer, 1)
+
+
+def make_sparse(optimizer: Spectral) -> None:
+    (param,) = optimizer.param_groups[0]["params"]
+    param.grad = param.grad.to_sparse()
+
+
+LATER: dict[str, Any] = {
+    "no gradient, ignore": drop_gradient,
+    "no gradient in one group": lambda optimizer: drop_gradient(optimizer, 1),
+    "no gradient at all": drop_all,
+    "another rate": lambda optimizer: optimizer.param_groups[1].update(lr=0.02),
+    "another rate in a tensor": lambda optimizer: optimizer.param_groups[1].update(lr=torch.tensor(0.02)),
+    "another option": lambda optimizer: optimizer.param_groups[1].update(weight_decay=0.5),
+    "another count": lambda optimizer: optimizer.param_groups[1].update(count=7),
+    "one more group": lambda optimizer: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]}),
+    "sparse": make_sparse,
+    "another layout": lambda optimizer: optimizer.param_groups[0].update(max_dim=2),
+}
+"""What one rank does between two steps."""
+
+
+def refusal(optimizer: Spectral, watched: list[nn.Parameter]) -> tuple[str, float]:
+    """Try a step; return the sentence and how long it took, if nothing was changed."""
+    before = copy.deepcopy(([w.detach() for w in watched], [dict(optimizer.state[w]) for w in watched]))
+    start = time.monotonic()
+    with pytest.raises((ValueError, TypeError)) as error:
+        optimizer.step()
+    seconds = time.monotonic() - start
+    after = [w.detach() for w in watched], [dict(optimizer.state[w]) for w in watched]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    return str(error.value), seconds
+
+
+@on_ranks(2)
+def differences(_: Path) -> Any:
+    """One rank that differs from the others, at the first step or later: all hear of it, and can go on together."""
+    rank = dist.get_rank()
+    found: dict[str, Any] = {}
+    for name, change in LATER.items():
+        layers = two_layers()
+        groups = [{"params": [layer]} for layer in layers]
+        tensor = "tensor" in name
+        optimizer = Spectral(groups, lr=torch.tensor(0.01) if tensor else 0.01, nonfinite="ignore")
+        optimizer.step()
+        if rank == 1:
+            change(optimizer)
+        found[name] = refusal(optimizer, list(layers))
+    layers = two_layers()
+    firsts: dict[str, Any] = {
+        "other groups": [{"params": list(layers)}] if rank else [{"params": [layer]} for layer in layers],
+        "other order": list(reversed(layers)) if rank else list(layers),
+        "fewer": list(layers[:1]) if rank else list(layers),
+    }
+    for name, groups in firsts.items():
+        found[name] = refusal(Spectral(groups), list(layers))
+    layers[0].grad = None if rank else layers[0].grad
+    found["no first gradient"] = refusal(Spectral(layers, nonfinite="ignore"), list(layers))
+    layers = two_layers()
+    optimizer = Spectral(layers)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.001, dtype=torch.float64) if rank else 0.001
+    optimizer.step()  # the same number in another way
+    layers[0].grad = layers[1].grad = None
+    optimizer.step()  # nobody has any
+    found["went on"] = [w.detach().clone() for w in layers]
+    return found
+
+
+@on_ranks(4)
+def subgroups(_: Path) -> Any:
+    """Parameters that two of the four ranks share, in rows and columns: what is wrong on one reaches all."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
+
+    def sharded(axis: str) -> nn.Parameter:
+        shape = torch.Size([4, 3])
+        one = DTensor.from_local(torch.ones(2, 3), mesh[axis], [Shard(0)], run_check=False, shape=shape, stride=(3, 1))
+        param = nn.Parameter(one)
+        param.grad = torch.full_like(one, 0.5)
+        return param
+
+    found: dict[str, Any] = {}
+    for axes in (("row",), ("row", "column")):
+        params = [sharded(axis) for axis in axes]
+        optimizer = Spectral(params, lr=0.01, nonfinite="skip")
+        optimizer.step()
+        found["stepped", axes] = all((p.to_local() < 1).all().item() for p in params)
+        before = [p.to_local().clone() for p in params]
+        if dist.get_rank() == 3:
+            params[-1].grad.to_local()[0, 0] = float("nan")
+        optimizer.step()
+        found["skipped", axes] = all(torch.equal(p.to_local(), w) for p, w in zip(params, before, strict=True))
+        params[-1].grad.to_local()[0, 0] = 0.5
+        optimizer.param_groups[0]["weight_decay"] = 0.1 * (dist.get_rank() == 3)
+        try:
+            optimizer.step()
+        except ValueError as error:
+            found["options", axes] = str(error)
+        dist.barrier()
     return found
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from .ranks import Results
 
 SENTENCES = {
     "other weights": "different weights for parameter 0",
     "other gradients": "wrap the model in DistributedDataParallel or fully_shard",
-    "other shapes": "same parameters in the same order on all ranks",
+    "other shapes": "the same parameters in the same groups and the same order on all ranks",
     "curvature": "curvature cannot be given while ranks share the work",
     "nan ddp": "NaN or infinite entries; nothing was changed",
     "nan fsdp2": "NaN or infinite entries; nothing was changed",
@@ -30,3 +31,47 @@ def test_all_ranks_say_what_is_wrong(found: Results, name: str) -> None:
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_all_ranks_skip(found: Results, kind: str) -> None:
     assert all(rank[f"skip {kind}"] for rank in found["mistakes", 2])
+
+
+DIFFERENCES = {
+    "no gradient, ignore": "gradients for different parameters",
+    "no gradient in one group": "gradients for different parameters",
+    "no gradient at all": "gradients for different parameters",
+    "no first gradient": "gradients for different parameters",
+    "another rate": "different learning rates",
+    "another rate in a tensor": "different learning rates",
+    "another option": "different options",
+    "another count": "different numbers of steps",
+    "one more group": "different parameters",
+    "other groups": "different parameters",
+    "other order": "different parameters",
+    "fewer": "different parameters",
+    "sparse": "rank 1 cannot take this step",
+    "another layout": "rank 1 cannot take this step",
+}
+OWN = {"sparse": "dense gradients", "another layout": "max_ratio, long_sides cannot change after the first step"}
+"""What the rank says that is to blame."""
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_all_ranks_hear_of_a_difference_at_once(found: Results, name: str) -> None:
+    for rank, results in enumerate(found["differences", 2]):
+        message, seconds = results[name]
+        assert (OWN.get(name, DIFFERENCES[name]) if rank else DIFFERENCES[name]) in message
+        assert seconds < 10
+
+
+def test_rates_may_be_tensors_and_gradients_may_be_missing_everywhere(found: Results) -> None:
+    first, second = (rank["went on"] for rank in found["differences", 2])
+    assert all(torch.equal(a, b) and (a < 1).all() for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("axes", [("row",), ("row", "column")], ids=str)
+def test_subgroups_decide_together(found: Results, axes: tuple[str, ...]) -> None:
+    """Ranks 2 and 3 share a row, 1 and 3 a column; without columns the other row can go on."""
+    for rank, results in enumerate(found["subgroups", 4]):
+        concerned = len(axes) == 2 or rank % 2 == 1
+        assert results["stepped", axes]
+        assert results["skipped", axes] == concerned
+        assert ("options", axes) in results if concerned else ("options", axes) not in results
+        assert "different options" in results.get(("options", axes), "different options")

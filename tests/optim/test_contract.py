@@ -39,7 +39,7 @@ OTHERS: dict[str, list[Any]] = {
     "rotation": ["normalized", "moore_penrose"],
     "basis_lr": [None, 1.0],
     "gap": [0.0],
-    "cap": [0.1, 0.9],
+    "cap": [0.1, 0.6],
     "maps": ["truncated", "exact"],
     "reorthonormalize": [0, 3],
     "residual": [True],

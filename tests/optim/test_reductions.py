@@ -203,7 +203,7 @@ class TestCore:
             rotation=rotation,
             gap=0.01,
             maps=maps,
-            cap=0.9,
+            cap=0.6,
             eigenvalues="kronecker",
             residual=residual,
             **{**LAYOUT, **options},
@@ -225,7 +225,7 @@ class TestCore:
             return of_blocks
 
         turn = {"bounded": bounded, "moore_penrose": partial(moore_penrose, gap=0.01)}[rotation]
-        orthogonal = {"exact": cayley, "truncated": partial(truncated_cayley, cap=0.9)}[maps]
+        orthogonal = {"exact": cayley, "truncated": partial(truncated_cayley, cap=0.6)}[maps]
         events = torch.stack([layout.split(g).flatten(0, 2) for g in gs])
         kinds = ["full" if full else "diagonal" for full in layout.full]
         S = Kronecker.identity(events.shape[1:], kinds=kinds, dtype=torch.float64)

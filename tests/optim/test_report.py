@@ -64,7 +64,7 @@ class TestSummary:
             {"interval": [(0, 3)]},
             {"maps": "truncated"},
             {"residual": True},
-            {"reorthonormalize": 0},
+            {"maps": "truncated", "reorthonormalize": 0},
             {"turn_first": True},
             {"structure": "axes"},
             {"structure": "full", "max_dim": 64},

@@ -49,8 +49,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gap": {"rotation": "moore_penrose", "gap": 0.4},
     "no gap": {"rotation": "moore_penrose", "gap": 0.0, "maps": "exact", "start": 1.0},
     "small cap": {"cap": 0.1},
-    "large cap, truncated": {"cap": 0.9, "maps": "truncated"},
-    "never mend": {"reorthonormalize": 0, "cap": 0.2},
+    "large cap, truncated": {"cap": 0.6, "maps": "truncated"},
+    "never mend": {"reorthonormalize": 0, "cap": 0.2, "maps": "truncated"},
     "mend at times": {"reorthonormalize": 3},
     "mend at times, rarely turning": {"reorthonormalize": 3, "interval": 2, "start": 0.0},
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .distributed.sharding import Candidate
+from .distributed.sharding import Candidate, describe
 from .layout import Layout
 from .options import initial_state, interval_at, layout_of
 
@@ -88,7 +88,7 @@ def matmul_flops(layout: Layout, group: Mapping[str, Any], interval: int) -> flo
         cube = 2 * layout.pieces * (layout.blocks if axis == 0 else 1) * n**3
         # When bases turn: W, and turning momentum and direction; then the map, B Q, mending B, and the residual.
         large = 1 + momentum + group["turn_first"]
-        maps = {"quadratic": 1, "truncated": 4, "exact": 4 / 3}[group["maps"]]
+        maps = {"quadratic": 1, "truncated": 4, "exact": 4 / 3}.get(group["maps"], 1)  # at least one of a user's own
         small = maps + 1 + (2 if group["reorthonormalize"] else 0) + (2 if group["residual"] else 0)
         total += rotations * product + (large * product + small * cube) / interval
     return total
@@ -114,7 +114,7 @@ def candidate_of(group: dict[str, Any], param: Tensor) -> Candidate:
     flops = matmul_flops(layout, group, interval_at(group["interval"], group["count"]))
     memory = sum(t.numel() * t.element_size() for t in state.values())
     costs = (flops / layout.pieces, memory / layout.pieces, param.numel() / layout.pieces)
-    return Candidate(param, layout, costs, state["scale"].dtype)
+    return Candidate(param, layout, costs, state["scale"].dtype, describe(param))
 
 
 class Snapshot(NamedTuple):

@@ -13,6 +13,8 @@ from .state import State
 
 STRUCTURES = ("kronecker", "axes", "full", "diagonal")
 LONG_SIDES = ("blocks", "diagonal")
+MOST_AXES = 8
+"""As many axes as the arithmetic has letters for."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,11 @@ def plan(shape: tuple[int, ...], *, structure: str, max_dim: int, max_ratio: flo
         return Layout(shape, False, 1, 1, (size,), (True,))
     if structure == "diagonal" or min(matrix) == 1:
         return Layout(shape, False, 1, 1, (size,), (False,))
+    if structure == "axes" and len(shape) > MOST_AXES:
+        raise ValueError(
+            f'structure="axes" takes at most {MOST_AXES} axes, got a parameter of shape {shape}: give it a group of '
+            'its own with structure="kronecker"'
+        )
     if structure == "axes" and len(shape) > 2:
         return Layout(shape, False, 1, 1, shape, tuple(1 < n <= max_dim for n in shape))
     transposed = matrix[0] < matrix[1]

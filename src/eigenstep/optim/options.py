@@ -1,8 +1,10 @@
-"""The options of a parameter group: what is possible and what follows; checks of gradients and checkpoints."""
+"""The options of a parameter group: what is possible and what follows; checks of gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -15,6 +17,8 @@ from .layout import LONG_SIDES, STRUCTURES, Layout, plan
 from .state import Rates, Rule, State, new_state
 
 Group = Mapping[str, Any]
+Work = Sequence[tuple[dict[str, Any], list[Tensor]]]
+"""Parameter groups, each with the parameters that have gradients."""
 
 CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "eigenvalues": ("corrected", "kronecker"),
@@ -32,8 +36,28 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "gap": (0.0, 1.0),
     "start": (0.0, float("inf")),
 }
-POSITIVE: Mapping[str, float] = {"root": float("inf"), "cap": 0.99, "clip": float("inf"), "basis_lr": 2.0}
+POSITIVE: Mapping[str, float] = {"root": float("inf"), "cap": float("inf"), "clip": float("inf"), "basis_lr": 2.0}
 """Options that must be greater than 0 (if not ``None``), and their upper limits."""
+CUSTOM_PREFIX = "custom: "
+LONGEST = 0.6
+"""The largest ``cap``: here the truncated Cayley map shortens vectors by 1.7 %."""
+CUSTOM = ("rotation", "maps")
+"""Options that may be functions of the user's own instead of names."""
+FOREIGN = {
+    "params",
+    "param_names",
+    "count",
+    "differentiable",
+    "name",
+    "lr_scale",
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "swa_lr",
+} | {f"{which}_momentum" for which in ("base", "max")}
+"""What else a parameter group may hold: what torch, learning-rate schedulers and trainers put there."""
+GO, SKIP, RAISE = range(3)
+"""What to do about the gradients of a step: take it, leave it out, or raise an error."""
 LAYOUT = ("structure", "max_dim", "max_ratio", "long_sides")
 """Options that decide how a parameter is laid out; they are fixed once it has state."""
 PAPER: Mapping[str, Any] = {
@@ -55,6 +79,8 @@ PAPER: Mapping[str, Any] = {
 """The paper's recipe for networks."""
 FAST: Mapping[str, Any] = {"max_ratio": 1.0}
 """At most Muon's price."""
+OTHERS = ("lr", "betas", "interval", "nesterov", "reorthonormalize", "basis_dtype", "state_dtype")
+"""Options that are in no other list."""
 FLAGS = (
     "relative_damping",
     "turn_first",
@@ -64,21 +90,22 @@ FLAGS = (
     "foreach",
     "capturable",
 )
+OPTIONS = tuple(sorted({*CHOICES, *RANGES, *POSITIVE, *FLAGS, *LAYOUT, *OTHERS}))
+"""Names of all options."""
 
 
 def check_group(group: Mapping[str, Any]) -> None:
     """Raise unless all options of a parameter group are possible."""
-    lr = group["lr"]
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1:
-            raise ValueError(f"lr must be a number or a tensor with one element, got shape {tuple(lr.shape)}")
-    else:
-        check_number(lr, "lr", 0.0)
+    _check_names(group)
+    _check_lr(group["lr"])
     for name, (low, high) in RANGES.items():
         check_number(group[name], name, low, high)
     for name, choices in CHOICES.items():
-        if group[name] not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {group[name]!r}")
+        if name in CUSTOM and callable(group[name]):
+            continue
+        if not isinstance(group[name], (str, type(None))) or group[name] not in choices:
+            also = " or a function" if name in CUSTOM else ""
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}{also}, got {group[name]!r}")
     betas = group["betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise ValueError(f"betas must be a pair of numbers, got {betas!r}")
@@ -105,12 +132,56 @@ def check_group(group: Mapping[str, Any]) -> None:
     for name in ("basis_dtype", "state_dtype"):
         if group[name] not in (None, torch.float64, torch.float32, torch.bfloat16):
             raise ValueError(f"{name} must be None, float64, float32 or bfloat16, got {group[name]!r}")
-    if group["basis_lr"] is not None and group["basis_lr"] > 1 and group["rotation"] != "normalized":
-        raise ValueError(f'basis_lr must be at most 1, or below 2 for rotation="normalized", got {group["basis_lr"]}')
-    if group["basis_lr"] == 2:
-        raise ValueError("basis_lr must be less than 2, got 2")
+    _check_rotations(group)
     if group["capturable"] and (group["interval"] != 1 or group["nonfinite"] != "ignore"):
         raise ValueError('capturable=True needs interval=1 and nonfinite="ignore", which do not depend on the host')
+
+
+def _check_names(group: Mapping[str, Any]) -> None:
+    """Raise if there is an option that does not exist."""
+    known = {*OPTIONS, *FOREIGN}
+    for name in group:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]}?" if near else "Spectral has no such option for parameter groups"
+            raise ValueError(f"unknown option {name!r} in a parameter group: {hint}")
+
+
+def _check_lr(lr: object) -> None:
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1 or not lr.is_floating_point():
+            raise ValueError(
+                f"lr must be a number or a real tensor with one element, got {lr.dtype} of shape {tuple(lr.shape)}"
+            )
+        lr = 0.0 if lr.is_meta else lr.item()
+    check_number(lr, "lr", 0.0)
+
+
+def _check_rotations(group: Mapping[str, Any]) -> None:
+    """Raise if rotations could be so long that bases lose their orthogonality."""
+    basis_lr, normalized = group["basis_lr"], group["rotation"] == "normalized"
+    if basis_lr is not None and basis_lr > 1 and not normalized:
+        raise ValueError(f'basis_lr must be at most 1, or below 2 for rotation="normalized", got {basis_lr}')
+    if basis_lr == 2:
+        raise ValueError("basis_lr must be less than 2, got 2")
+    if group["cap"] > LONGEST:
+        raise ValueError(
+            f"cap must be at most {LONGEST}, got {group['cap']}: maps that are not exact are too far from orthogonal "
+            'for longer generators; maps="exact" needs no cap'
+        )
+    if group["maps"] != "quadratic":
+        return
+    # I + 2N + 2N^2 stretches by up to sqrt(1 + 4 |N|^4); Newton-Schulz steps come back only from below sqrt(3). A
+    # normalized generator has the Frobenius norm basis_lr / 2, of which a skew-symmetric matrix has half in each of two
+    # equal singular values or more.
+    length = (1 - group["betas"][1] if basis_lr is None else basis_lr) / 8**0.5 if normalized else group["cap"]
+    every, growth = group["reorthonormalize"], math.log1p(4 * length**4)
+    if every == 0 or every * growth >= math.log(3):
+        most = int(math.log(3) / max(growth, 1e-9))
+        raise ValueError(
+            f'reorthonormalize must be between 1 and {most} for maps="quadratic" and these rotations, got {every}: '
+            'longer without mending, bases can stretch for good; mend more often, or use maps="truncated" or "exact"'
+        )
 
 
 EARLY = 100
@@ -157,25 +228,31 @@ def check_gradient(param: Tensor) -> None:
         raise TypeError(f"gradients must be real floating point, got {gradient.dtype}; view complex weights as real")
 
 
-def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], name: str) -> None:
-    """Raise unless a parameter's state from a checkpoint has the tensors that its options ask for.
+def nonfinite(work: Work, samples: Mapping[Tensor, Tensor], gradient: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """Return ``GO``, ``SKIP`` or ``RAISE`` as a tensor, so that nothing waits for the device; ``None`` if all goes.
 
     Args:
-        state: what was saved for the parameter.
-        expected: tensors of the right shapes.
-        name: the parameter's name.
+        work: parameter groups, and those of their parameters that have gradients.
+        samples: curvature that was given.
+        gradient: tells what there is of a parameter's gradient.
     """
-    if set(state) != set(expected):
-        raise ValueError(
-            f"state_dict does not fit: state of {name} must have the entries {', '.join(sorted(expected))}, "
-            f"got {', '.join(map(str, sorted(state)))}"
-        )
-    for key, tensor in expected.items():
-        shape = tuple(getattr(state[key], "shape", ()))
-        if shape != tuple(tensor.shape):
-            raise ValueError(
-                f"state_dict does not fit: {key} of {name} must have shape {tuple(tensor.shape)}, got {shape}"
-            )
+    verdict = None
+    for group, params in work:
+        if group["nonfinite"] == "ignore" or not params:
+            continue
+        tensors = list(map(gradient, params))
+        if samples:
+            tensors += [samples[p] for p in params if p in samples]
+        bad = ~torch.stack([torch.isfinite(t).all().to(tensors[0].device) for t in tensors]).all()
+        found = bad * (SKIP if group["nonfinite"] == "skip" else RAISE)
+        verdict = found if verdict is None else torch.maximum(verdict, found.to(verdict.device))
+    return verdict
+
+
+def custom_name(function: object) -> str:
+    """Return what checkpoints hold in place of a user's own function."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{CUSTOM_PREFIX}{named.__module__}.{named.__qualname__}"
 
 
 def layout_of(group: Group, param: Tensor) -> Layout:

@@ -12,20 +12,26 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..core.curvature import OuterProducts
-from . import kernel
-from .distributed.sharded_state import Pieces, own_part
+from ..core.generators import Rotation
+from ..core.maps import Orthogonal
+from . import checkpoint, kernel
+from .distributed.sharded_state import Pieces
 from .distributed.sharding import OFF, Sharding, is_sharded, local_gradient, wanted
-from .inspect import Summary, candidate_of, spectra_of, summarize
+from .distributed.together import begin, own_state
+from .inspect import Summary, spectra_of, summarize
 from .layout import Stack, Stacks
 from .options import (
     FAST,
+    GO,
     LAYOUT,
     PAPER,
+    RAISE,
+    Work,
     check_gradient,
     check_group,
-    check_state,
     initial_state,
     layout_of,
+    nonfinite,
     rates_of,
     rule_of,
     turns_at,
@@ -35,6 +41,8 @@ from .user_curvature import padded, vectors_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Interval = int | list[tuple[int, int]]
+Look = tuple[Work, Mapping[Tensor, Tensor], Tensor | None]
+"""Parameters that have gradients, curvature vectors, and what to do if something is not finite."""
 
 
 class Spectral(Optimizer):
@@ -76,11 +84,11 @@ class Spectral(Optimizer):
         relative_damping: bool = True,
         start: float = 4.0,
         turn_first: bool = False,
-        rotation: str = "bounded",
+        rotation: str | Rotation = "bounded",
         basis_lr: float | None = 0.1,
         gap: float = 0.1,
         cap: float = 0.5,
-        maps: str = "quadratic",
+        maps: str | Orthogonal = "quadratic",
         reorthonormalize: int = 1,
         residual: bool = False,
         basis_dtype: torch.dtype | None = None,
@@ -127,14 +135,17 @@ class Spectral(Optimizer):
             start: how fast the first gradients are forgotten. 1 starts running averages of curvature as means, as
                 Adam's bias correction does; larger values forget as ``start / t``; 0 keeps all rates constant.
             turn_first: turn the bases before preconditioning with them, as the paper does, instead of after.
-            rotation: "bounded" (ours), "normalized" (the paper's for networks) or "moore_penrose" (the paper's).
+            rotation: "bounded" (ours), "normalized" (the paper's for networks), "moore_penrose" (the paper's), or a
+                function of your own; checkpoints hold only its name.
             basis_lr: rate of the running average that the basis follows; for "normalized" the paper's beta-bar-2.
                 ``None`` means ``1 - betas[1]``.
             gap: relative gap below which the paper's rotations count eigenvalues as equal.
-            cap: bound on the norm of a rotation's generator for maps that are not exact.
+            cap: bound on the norm of a rotation's generator for maps that are not exact, at most 0.6.
             maps: "quadratic" (Cayley map to second order, mended by a Newton-Schulz step), "truncated" (the paper's
-                truncated Cayley map) or "exact" (exact Cayley and exponential maps, by solving linear systems).
-            reorthonormalize: mend the bases by a Newton-Schulz step every so many turns; 0 for never.
+                truncated Cayley map), "exact" (exact Cayley and exponential maps, by solving linear systems), or a
+                function of your own from generators to orthogonal matrices.
+            reorthonormalize: mend the bases by a Newton-Schulz step every so many turns; 0 for never, which quadratic
+                maps cannot do with.
             residual: remember what the rotations have not yet diagonalized; costs as much memory as the bases.
             basis_dtype: number format of the bases; by default that of the state.
             state_dtype: number format of momentum and second moments; by default float32, or float64 for such weights.
@@ -160,7 +171,11 @@ class Spectral(Optimizer):
         """Set up what copies and checkpoints leave out."""
         self._kernel = _compiled_kernel() if self._compile else kernel.step
         self._stacks: dict[tuple[int, int], Stacks] = {}
-        self._layouts: dict[int, tuple[Any, ...]] = {}
+        self._layouts = {
+            id(group): itemgetter(*LAYOUT)(group)
+            for group in getattr(self, "param_groups", [])
+            if any(self.state.get(param) for param in group["params"])
+        }
         self._sharding: Sharding | None = getattr(self, "_sharding", None)
 
     @classmethod
@@ -189,8 +204,17 @@ class Spectral(Optimizer):
         """Add parameters, with any options of their own."""
         check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
-        if not self._distributed and any(map(is_sharded, self.param_groups[-1]["params"])):
-            raise ValueError("DTensor parameters cannot be stepped with distributed=False")
+        try:
+            for param in self.param_groups[-1]["params"]:
+                if is_sharded(param) and not self._distributed:
+                    raise ValueError(
+                        "DTensor parameters cannot be stepped with distributed=False: pass distributed=True"
+                    )
+                if param.numel():
+                    layout_of(self.param_groups[-1], param)  # raises if there is none
+        except ValueError:
+            self.param_groups.pop()
+            raise
 
     def step(
         self,
@@ -215,79 +239,49 @@ class Spectral(Optimizer):
         return loss
 
     def _step(self, curvature: Mapping[Tensor, Tensor | OuterProducts]) -> None:
+        look = partial(self._look, curvature)
+        shared = self._distributed and torch.distributed.is_available() and torch.distributed.is_initialized()
+        if shared and wanted(param for group in self.param_groups for param in group["params"]):
+            self._sharding = self._sharding or Sharding()
+            work, samples, verdict = begin(self._sharding, self.param_groups, self.state, look, self._name)
+        else:
+            work, samples, flag = look()
+            verdict = GO if flag is None else int(flag)
+        if verdict == RAISE:
+            bad = [p for _, params in work for p in params if not torch.isfinite(local_gradient(p)).all()]
+            where = list(map(self._name, bad[:5])) or ["the curvature" if samples else "a parameter on another rank"]
+            raise ValueError(
+                f"gradient of {', '.join(where)} has NaN or infinite entries; nothing was changed. Lower the "
+                'learning rate, clip gradients, or pass nonfinite="skip" to skip such steps'
+            )
+        if verdict == GO:
+            for group, params in work:
+                self._step_group(group, params, samples)
+
+    def _look(self, curvature: Mapping[Tensor, Tensor | OuterProducts]) -> Look:
+        """Check everything that a step needs, and change nothing."""
         work = []
         for group in self.param_groups:
+            if self._layouts.get(id(group)) not in (None, itemgetter(*LAYOUT)(group)):
+                raise ValueError(f"{', '.join(LAYOUT)} cannot change after the first step: make a new optimizer")
             params = []
             for param in group["params"]:
                 if param.grad is not None and param.numel():
                     check_gradient(param)
                     params.append(param)
             work.append((group, params))
-        samples = self._vectors(curvature) if curvature else {}
-        if self._distributed and torch.distributed.is_available() and torch.distributed.is_initialized():
-            self._share_work(samples)
-        if self._finite(work, samples):
-            for group, params in work:
-                self._step_group(group, params, samples)
-
-    def _vectors(self, curvature: Mapping[Tensor, Tensor | OuterProducts]) -> dict[Tensor, Tensor]:
-        """Check curvature that was given, and return its vectors."""
-        own = {param for group in self.param_groups for param in group["params"]}
-        if not own.issuperset(curvature):
-            raise ValueError("curvature was given for a tensor that is not a parameter of this optimizer")
-        return {param: vectors_of(param, value) for param, value in curvature.items()}
-
-    def _finite(self, work: list[tuple[dict[str, Any], list[Tensor]]], samples: Mapping[Tensor, Tensor]) -> bool:
-        """Tell whether to step: whether all entries are finite, on all ranks, reading one flag from the device."""
-        for group, params in work:
-            if group["nonfinite"] == "ignore" or not params:
-                continue
-            tensors: list[Tensor] = list(map(attrgetter("grad") if self._sharding is None else local_gradient, params))
-            if samples:
-                tensors += [samples[p] for p in params if p in samples]
-            bad = ~torch.stack([torch.isfinite(t).all().to(tensors[0].device) for t in tensors]).all()
-            if not (bad if self._sharding is None else self._sharding.agree(bad, params)):
-                continue
-            if group["nonfinite"] == "skip":
-                return False
-            names = [self._name(p) for p in params if not torch.isfinite(local_gradient(p)).all()]
-            where = names[:5] or ["the curvature" if samples else "a parameter on another rank"]
-            raise ValueError(
-                f"gradient of {', '.join(where)} has NaN or infinite entries; nothing was changed. Lower the "
-                'learning rate, clip gradients, or pass nonfinite="skip" to skip such steps'
-            )
-        return True
-
-    def _share_work(self, samples: Mapping[Tensor, Tensor]) -> None:
-        """Let all ranks agree on who steps the parameters that have no owner yet, and give up what others step."""
-        everything = [p for group in self.param_groups for p in group["params"]]
-        if not wanted(everything):
-            return
+        samples = vectors_of(curvature, self.param_groups) if curvature else {}
+        if self._sharding is None:
+            return work, samples, nonfinite(work, samples, attrgetter("grad"))
         if samples:
             raise ValueError(f"curvature cannot be given while ranks share the work: leave it out, {OFF}")
-        self._sharding = self._sharding or Sharding()
-        candidates = []
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param not in self._sharding and param.numel() and (param.requires_grad or param.grad is not None):
-                    candidates.append(candidate_of(group, param))
-        if candidates:
-            self._sharding.admit(candidates)
-            groups = {param: group for group in self.param_groups for param in group["params"]}
-            for candidate in candidates:
-                self._keep_own_state(groups[candidate.param], candidate.param)
-
-    def _keep_own_state(self, group: dict[str, Any], param: Tensor) -> None:
-        """Keep the state of the pieces that are stepped here, so that every rank has the same names in its state."""
-        assert self._sharding is not None
-        start, total, layout = self._sharding.part(param)
-        state = self.state[param] or initial_state(group, param, layout)
-        for name, tensor in state.items():
-            self.state[param][name] = own_part(tensor, start, layout.pieces, total, self._name(param))
+        return work, samples, nonfinite(work, samples, local_gradient)
 
     def _step_group(self, group: dict[str, Any], params: list[Tensor], samples: Mapping[Tensor, Tensor]) -> None:
         turn = turns_at(group, group["count"])
         group["count"] += 1
+        if params or self._sharding is not None:
+            self._layouts[id(group)] = itemgetter(*LAYOUT)(group)
         if self._sharding is None:
             for stack in self._arranged(group, params):
                 gradients: list[Tensor] = list(map(attrgetter("grad"), stack.params))
@@ -352,9 +346,6 @@ class Spectral(Optimizer):
             params: the parameters.
             tag: parameters that are stepped at different times must not be in one stack; this number tells times apart.
         """
-        chosen = itemgetter(*LAYOUT)(group)
-        if self._layouts.setdefault(id(group), chosen) != chosen:
-            raise ValueError(f"{', '.join(LAYOUT)} cannot change after the first step: make a new optimizer")
         layout = partial(layout_of, group) if self._sharding is None else self._sharding.layout
         if (id(group), tag) not in self._stacks:
             self._stacks[id(group), tag] = Stacks()
@@ -376,6 +367,7 @@ class Spectral(Optimizer):
         together; saving them in any other way raises an error.
         """
         saved = super().state_dict()
+        saved["param_groups"] = checkpoint.plain_groups(saved["param_groups"])
         if self._sharding is not None:
             params = [param for group in self.param_groups for param in group["params"]]
             for index, own in saved["state"].items():
@@ -387,22 +379,37 @@ class Spectral(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned, every tensor in the number format it was saved in.
 
-        Where ranks share the work, each takes its part of a whole state, or has the parts that were its own.
+        Everything is checked first: what does not fit, or is damaged, raises an error and changes nothing. Where ranks
+        share the work, each takes its part of a whole state, or has the parts that were its own.
         """
-        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=False):
-            options = {**self.defaults, **saved}
-            for index, param in zip(saved["params"], group["params"], strict=False):
-                if own := state_dict["state"].get(index):
-                    fresh = initial_state(options, param, layout_of(options, param), device="meta")
-                    check_state(own, fresh, self._name(param))
-        super().load_state_dict(state_dict)
-        # torch casts state to the parameter's format: eigenvalues of bfloat16 weights would be ruined.
-        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
-            for index, param in zip(saved["params"], group["params"], strict=True):
-                if own := state_dict["state"].get(index):
-                    self.state[param] = {name: value.to(param.device, copy=True) for name, value in own.items()}
-                    if self._sharding is not None and param in self._sharding:
-                        self._keep_own_state(group, param)
+        checkpoint.check_outline(state_dict)
+        states: dict[Tensor, dict[str, Tensor]] = {}
+
+        def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            groups, found = checkpoint.check(given, self.param_groups, self.defaults, self._name)
+            if self._sharding is not None:
+                checkpoint.check_same_layout(groups, self.param_groups)
+            for param, own in found.items():
+                if self._sharding is not None and param in self._sharding:
+                    own = own_state(own, self._sharding, param, self._name(param))
+                states[param] = {name: value.to(param.device, copy=True) for name, value in own.items()}
+            return {"state": {}, "param_groups": groups}
+
+        def keep(_: Optimizer) -> None:
+            # Not left to torch, which casts state to the parameter's format: that would ruin eigenvalues.
+            self.state.update(states)
+            self._prepare()
+
+        # After the user's hooks that change what is loaded, and before those that look at it.
+        hooks = (
+            self.register_load_state_dict_pre_hook(check),
+            self.register_load_state_dict_post_hook(keep, prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what copies and pickles need."""

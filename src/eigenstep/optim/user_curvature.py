@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,8 +12,16 @@ from ..core.checks import describe
 from ..core.curvature import OuterProducts
 
 
-def vectors_of(param: Tensor, value: Tensor | OuterProducts) -> Tensor:
-    """Return curvature vectors with the sample axis last."""
+def vectors_of(
+    curvature: Mapping[Tensor, Tensor | OuterProducts], groups: Iterable[Mapping[str, Any]]
+) -> dict[Tensor, Tensor]:
+    """Return the vectors of curvature that was given for parameters of these groups, with the sample axis last."""
+    if not {param for group in groups for param in group["params"]}.issuperset(curvature):
+        raise ValueError("curvature was given for a tensor that is not a parameter of this optimizer")
+    return {param: _vectors(param, value) for param, value in curvature.items()}
+
+
+def _vectors(param: Tensor, value: Tensor | OuterProducts) -> Tensor:
     if isinstance(value, OuterProducts):
         if not value.semidefinite or not isinstance(value.shift, float) or value.shift != 0:
             raise ValueError(

@@ -14,8 +14,7 @@ their way. All ranks call the same collectives in the same order, which follows 
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +23,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..layout import Layout
+from ..options import GO
+from . import agreement
 from .collectives import Apply, ReplicatedRound, Round, ShardedRound, local, local_gradient
 from .exchange import Box, Pending
 from .ownership import Member, balance, parts_of
 
-__all__ = ["OFF", "Candidate", "Sharding", "is_sharded", "local_gradient", "wanted"]
+__all__ = ["OFF", "Candidate", "Sharding", "describe", "is_sharded", "local_gradient", "wanted"]
 
 ROUND_BYTES = 64 * 2**20
 """About how much a rank steps in one round."""
@@ -47,12 +48,14 @@ class Candidate:
         layout: layout of the whole parameter.
         costs: operations, bytes of state, ... of stepping one piece; each is balanced over the ranks.
         wide: number format of its steps.
+        description: what :func:`describe` says of it.
     """
 
     param: Tensor
     layout: Layout
     costs: tuple[float, ...]
     wide: torch.dtype
+    description: tuple[Any, ...]
 
 
 class Sharding:
@@ -61,20 +64,64 @@ class Sharding:
     def __init__(self) -> None:
         """Start without parameters."""
         self._teams: dict[dist.ProcessGroup, Team] = {}
+        self._team_of: dict[Tensor, Team] = {}
         self._members: dict[Tensor, tuple[Team, Member]] = {}
 
     def __contains__(self, param: Tensor) -> bool:
         """Tell whether a parameter has owners."""
         return param in self._members
 
-    def admit(self, candidates: Sequence[Candidate]) -> None:
-        """Choose owners of parameters; all ranks that share them must call this."""
-        groups: dict[dist.ProcessGroup, list[Candidate]] = {}
-        for candidate in candidates:
-            groups.setdefault(_group(candidate.param), []).append(candidate)
-        for group, found in groups.items():
-            team = self._teams.setdefault(group, Team(group))
-            self._members.update((member.param, (team, member)) for member in team.admit(found))
+    def agree(
+        self,
+        groups: Sequence[Mapping[str, Any]],
+        verdict: int | Tensor,
+        candidates: Mapping[Tensor, Candidate],
+    ) -> int:
+        """Take part in the decision on a step, and give parameters owners; all ranks must call this before every step.
+
+        Args:
+            groups: the optimizer's parameter groups.
+            verdict: what this rank says to the step.
+            candidates: parameters that have no owners yet.
+
+        Returns:
+            The verdict of all.
+        """
+        teams = self._all_teams(groups)
+        device = local(groups[0]["params"][0]).device
+        admitted, unsure = [], []
+        error: ValueError | None = None
+        for team in teams:
+            said = agreement.statement(groups, lambda p: self._team_of.get(p) is team, set(candidates))  # noqa: B023
+            verdict, again = team.vote(verdict, said, teams, device)
+            found = [c for param, c in candidates.items() if self._team_of[param] is team]
+            if found and verdict == GO:
+                try:
+                    admitted.append((team, found, team.compare(found)))
+                except ValueError as mistake:
+                    error, verdict = mistake, agreement.REFUSED + dist.get_rank()
+            if again:
+                unsure.append(team)
+        for team in unsure:
+            verdict, _ = team.vote(verdict, {}, [], device)
+        if error is not None:
+            raise error
+        if verdict == GO:
+            for team, found, boxes in admitted:
+                self._members.update((member.param, (team, member)) for member in team.admit(found, boxes))
+        return int(verdict)
+
+    def _all_teams(self, groups: Iterable[Mapping[str, Any]]) -> list[Team]:
+        """Return the teams of all parameters, in an order in which nobody waits for ever.
+
+        Small ones come first: what goes wrong in them can then be told to the larger ones.
+        """
+        for group in groups:
+            for param in group["params"]:
+                if param not in self._team_of and param.numel():
+                    ranks = _group(param)
+                    self._team_of[param] = self._teams.setdefault(ranks, Team(ranks))
+        return sorted(self._teams.values(), key=Team.place)
 
     def part(self, param: Tensor) -> tuple[int, int, Layout]:
         """Return what this rank steps of a parameter: its first piece, the number of all pieces, and the layout."""
@@ -100,14 +147,8 @@ class Sharding:
         for param in params:
             team, member = self._members[param]
             teams.setdefault(team, []).append(member)
-        for team, members in teams.items():
-            team.step(members, directions, apply)
-
-    def agree(self, flag: Tensor, params: Iterable[Tensor]) -> bool:
-        """Tell whether any rank raises a flag, and make sure that all are about to step the same parameters."""
-        active = set(params)
-        raised = [team.agree(flag, active) for team in self._teams.values()]
-        return any(raised)
+        for team in sorted(teams, key=Team.place):
+            team.step(teams[team], directions, apply)
 
 
 class Team:
@@ -117,40 +158,55 @@ class Team:
         """Start without parameters."""
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.members: list[Member] = []
+        self.ranks = dist.get_process_group_ranks(group)
         self._loads: Any = 0.0
         self._rounds: dict[tuple[int, ...], list[Round]] = {}
 
-    def admit(self, candidates: Sequence[Candidate]) -> list[Member]:
-        """Choose owners of more parameters, given what each rank has to do already."""
+    def place(self) -> tuple[Any, ...]:
+        """Return what puts all teams of all ranks into one order."""
+        return self.size, self.ranks, self.group.group_name
+
+    def vote(
+        self, verdict: int | Tensor, said: Mapping[str, int | Tensor], teams: Sequence[Team], device: torch.device
+    ) -> tuple[int, bool]:
+        """Return the verdict of all ranks of the team, and whether they will vote once more.
+
+        Args:
+            verdict: what this rank says so far.
+            said: digests of what must be the same on all of them; none if that was settled before.
+            teams: all teams of this rank, in their order.
+            device: where its tensors are.
+        """
+        # Of what goes wrong in a later team, the ranks that are not part of that team must hear, too.
+        later = teams[teams.index(self) + 1 :] if self in teams else []
+        again = any(not set(self.ranks).issubset(team.ranks) for team in later)
+        sent = agreement.ballot(verdict, again, said, device)
+        dist.all_reduce(sent, dist.ReduceOp.MAX, group=self.group)
+        return agreement.count(sent.tolist())
+
+    def compare(self, candidates: Sequence[Candidate]) -> list[list[Box]]:
+        """Return what each rank holds of each parameter; raise on all ranks if something does not fit together."""
         known: list[list[tuple[Any, ...]]] = [[]] * self.size
-        dist.all_gather_object(known, [_describe(c.param) for c in candidates], group=self.group)
+        dist.all_gather_object(known, [c.description for c in candidates], group=self.group)
         _check_alike(known)
+        boxes = [[Box(*rank[index][2]) for rank in known] for index in range(len(candidates))]
+        for c, held in zip(candidates, boxes, strict=True):
+            _check_shards(Member(c.param, c.wide, held, []))
+        return boxes
+
+    def admit(self, candidates: Sequence[Candidate], boxes: Sequence[list[Box]]) -> list[Member]:
+        """Choose owners of more parameters, given what each rank holds, and what it has to do already."""
         tasks = [
             (c.layout.pieces, c.costs) if c.layout.cut_axis is not None else (1, [c.layout.pieces * x for x in c.costs])
             for c in candidates
         ]
         counts, self._loads = balance(tasks, self._loads, self.size)
         members = []
-        for index, (c, count) in enumerate(zip(candidates, counts, strict=True)):
+        for c, held, count in zip(candidates, boxes, counts, strict=True):
             if c.layout.cut_axis is None:
                 count = [c.layout.pieces * number for number in count]
-            boxes = [Box(*rank[index][2]) for rank in known]
-            members.append(Member(c.param, c.wide, boxes, parts_of(c.layout, count)))
-            _check_shards(members[-1])
-        self.members += members
+            members.append(Member(c.param, c.wide, held, parts_of(c.layout, count)))
         return members
-
-    def agree(self, flag: Tensor, active: set[Tensor]) -> bool:
-        """Tell whether any rank raises a flag, and make sure that the same parameters have gradients everywhere."""
-        digest = zlib.crc32(bytes(member.param in active for member in self.members))
-        votes = torch.full((3,), digest, device=local(self.members[0].param).device)
-        votes[0], votes[2] = flag, -digest
-        dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.group)
-        raised, most, least = votes.tolist()
-        if most != -least:
-            raise RuntimeError("the ranks have gradients for different parameters, so they cannot step together")
-        return bool(raised)
 
     def step(self, members: Sequence[Member], directions: Directions, apply: Apply) -> None:
         """Step parameters, round by round."""
@@ -216,7 +272,7 @@ def _group(param: Any) -> dist.ProcessGroup:
     return group
 
 
-def _describe(param: Any) -> tuple[Any, ...]:
+def describe(param: Any) -> tuple[Any, ...]:
     """Return what ranks must know of each other: shape, number format, what is held, and check sums of replicas."""
     shape = tuple(param.shape)
     if is_sharded(param):

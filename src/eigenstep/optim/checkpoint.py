@@ -1,0 +1,183 @@
+"""Checkpoints are files, and files are not trusted: what is loaded is checked before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .distributed.sharded_state import Pieces
+from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, initial_state, layout_of
+from .state import State
+
+Groups = Sequence[Mapping[str, Any]]
+Name = Callable[[Tensor], str]
+
+POSITIVE = ("eigs",)
+NONNEGATIVE = ("step", "turns", "scale", "speed", "second", "graft")
+WHOLE = ("step", "turns")
+WIDE = ("step", "turns", "scale", "eigs")
+"""What the entries of a parameter's state must be, by the first word of their names; ``WIDE`` is float32 or float64."""
+LOOSE = {True: 0.5, False: 2.0}
+"""How far the squares of a basis' singular values may be from one, whether it is mended at times or never."""
+
+
+def plain_groups(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return parameter groups with names in place of functions, so that files need not hold code."""
+    return [
+        {name: custom_name(value) if name in CUSTOM and callable(value) else value for name, value in group.items()}
+        for group in groups
+    ]
+
+
+def check(
+    state_dict: Mapping[str, Any], groups: Groups, defaults: Mapping[str, Any], name: Name
+) -> tuple[list[dict[str, Any]], dict[Tensor, Mapping[str, Tensor]]]:
+    """Return parameter groups and each parameter's state from a checkpoint; raise unless all of it is right.
+
+    Args:
+        state_dict: what was loaded.
+        groups: the optimizer's own parameter groups.
+        defaults: its default options.
+        name: tells a parameter's name.
+    """
+    saved_groups, saved_state = check_outline(state_dict)
+    if len(saved_groups) != len(groups):
+        raise ValueError(
+            f"state_dict has a different number of parameter groups, {len(saved_groups)}, than the optimizer, "
+            f"{len(groups)}"
+        )
+    states: dict[Tensor, Mapping[str, Tensor]] = {}
+    new_groups, seen = [], set()
+    for index, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
+        if len(saved["params"]) != len(group["params"]):
+            raise ValueError(
+                f"state_dict does not fit: group {index} must have {len(group['params'])} parameters, got "
+                f"{len(saved['params'])}"
+            )
+        new_groups.append(_checked_group(saved, group, defaults, index))
+        options = {**defaults, **new_groups[-1]}
+        for key, param in zip(saved["params"], group["params"], strict=True):
+            seen.add(key)
+            if own := saved_state.get(key):
+                expected = initial_state(options, param, layout_of(options, param), device="meta")
+                _check_state(own, expected, name(param), bool(options["reorthonormalize"]))
+                states[param] = own
+    if strange := saved_state.keys() - seen:
+        raise ValueError(f"state_dict has state for {min(map(str, strange))}, which is in none of its parameter groups")
+    return new_groups, states
+
+
+def check_same_layout(saved: Sequence[Mapping[str, Any]], groups: Groups) -> None:
+    """Raise unless parameters are laid out as before; while ranks share the work, nothing else is possible."""
+    for index, (new, old) in enumerate(zip(saved, groups, strict=True)):
+        if itemgetter(*LAYOUT)({**old, **new}) != itemgetter(*LAYOUT)(old):
+            raise ValueError(
+                f"state_dict does not fit: {', '.join(LAYOUT)} of group {index} cannot change while ranks share the "
+                "work; make a new optimizer with those of the checkpoint"
+            )
+
+
+def check_outline(state_dict: Any) -> tuple[list[dict[str, Any]], dict[Any, Any]]:
+    """Return the two parts of a checkpoint, raise unless they look like these at all."""
+    groups, state = (
+        (state_dict.get(k) for k in ("param_groups", "state")) if isinstance(state_dict, Mapping) else (0, 0)
+    )
+    if not isinstance(groups, list) or not isinstance(state, dict):
+        raise ValueError("state_dict must be a dictionary with param_groups and state, as state_dict() returns it")
+    for index, group in enumerate(groups):
+        if not isinstance(group, dict) or not isinstance(group.get("params"), list):
+            raise ValueError(f"state_dict does not fit: group {index} must be a dictionary with a list of params")
+        try:
+            hash(tuple(group["params"]))
+        except TypeError:
+            raise ValueError(f"state_dict does not fit: params of group {index} must be numbers or names") from None
+    for key, own in state.items():
+        if isinstance(own, dict) and own and "scale" not in own:
+            got = ", ".join(map(str, sorted(own, key=str)))
+            raise ValueError(f"state_dict is not one of Spectral: state of {key} must have the entry scale, got {got}")
+    return groups, state
+
+
+def _checked_group(saved: dict[str, Any], own: Mapping[str, Any], defaults: Mapping[str, Any], index: int) -> Any:
+    """Return a parameter group with functions in place of their names, raise unless its options are possible."""
+    found = dict(saved)
+    for name in CUSTOM:
+        text = found.get(name)
+        if isinstance(text, str) and text.startswith(CUSTOM_PREFIX):
+            if not callable(own[name]) or custom_name(own[name]) != text:
+                raise ValueError(
+                    f"state_dict does not fit: {name} of group {index} was a function, {text!r}; make the optimizer "
+                    "with that function before loading"
+                )
+            found[name] = own[name]
+    count = found.get("count", 0)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise ValueError(f"state_dict does not fit: count of group {index} must be a whole number, got {count!r}")
+    try:
+        check_group({**defaults, **found})
+    except Exception as error:  # whatever a file may hold
+        raise ValueError(f"state_dict does not fit: group {index} is impossible: {error}") from error
+    return found
+
+
+def _check_state(state: Any, expected: State, name: str, mended: bool) -> None:
+    """Raise unless a parameter's state has the tensors that its options ask for, with numbers that are possible."""
+    if not isinstance(state, dict) or set(state) != set(expected):
+        got = ", ".join(map(str, sorted(state, key=str))) if isinstance(state, dict) else type(state).__name__
+        raise ValueError(
+            f"state_dict does not fit: state of {name} must have the entries {', '.join(sorted(expected))}, got {got}"
+        )
+    for key, tensor in expected.items():
+        value = state[key]
+        shape = tuple(getattr(value, "shape", ()))
+        if shape != tuple(tensor.shape):
+            raise ValueError(
+                f"state_dict does not fit: {key} of {name} must have shape {tuple(tensor.shape)}, got {shape}"
+            )
+        if problem := _problem(key.split("_")[0], value.local if isinstance(value, Pieces) else value, mended):
+            raise ValueError(f"state_dict does not fit: {key} of {name} must {problem}")
+
+
+def _problem(kind: str, value: Any, mended: bool) -> str | None:
+    """Say what an entry of the state must be but is not."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return f"be a real floating-point tensor, got {getattr(value, 'dtype', type(value).__name__)}"
+    if kind in WIDE and value.dtype not in (torch.float32, torch.float64):
+        return f"be float32 or float64, got {value.dtype}"
+    if value.is_meta:
+        return None
+    if not torch.isfinite(value).all():
+        return "be finite, but has NaN or infinite entries"
+    if kind in POSITIVE and not (value > 0).all():
+        return "be positive"
+    if kind in NONNEGATIVE and not (value >= 0).all():
+        return "not be negative"
+    if kind in WHOLE and not (value == value.floor()).all():
+        return "be a whole number"
+    if kind == "basis" and not defect(value) < LOOSE[mended]:
+        return "be nearly orthogonal"
+    return None
+
+
+def defect(basis: Tensor) -> float:
+    """Return about how far the squares of the singular values of bases are from one, at most.
+
+    A few steps of the power method with ``B^T B - I`` cost next to nothing beside products of whole bases.
+
+    Args:
+        basis: ``B``, shape ``(*batch, n, n)``.
+    """
+    if not basis.numel():
+        return 0.0
+    basis = basis.detach().cpu().double()
+    probes = torch.randn(basis.shape[-1], 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    size = torch.linalg.vector_norm(probes, dim=-2, keepdim=True)
+    for _ in range(4):
+        probes = probes / size.clamp_min(torch.finfo(torch.float64).tiny)
+        probes = basis.mT @ (basis @ probes) - probes
+        size = torch.linalg.vector_norm(probes, dim=-2, keepdim=True)
+    return size.max().item()

@@ -1,0 +1,120 @@
+"""What ranks tell each other before every step, so that all of them take it, or none.
+
+Each rank sends a few numbers to the ranks that it shares parameters with, in one small all-reduce: what is wrong here,
+if anything, and digests of what must be the same everywhere. Ranks that differ learn so at once and on all sides;
+without that, some would wait for messages that never come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..options import OPTIONS, RAISE, custom_name
+
+SENTENCES: Mapping[str, str] = {
+    "gradients": "have gradients for different parameters, so they cannot step together: give every rank a gradient "
+    "of each parameter that any rank trains, zeros if need be",
+    "steps": "have taken different numbers of steps, so they cannot step together: load the same checkpoint on all",
+    "rates": "have different learning rates, so they cannot step together: set the same on all",
+    "options": "have different options in their parameter groups, so they cannot step together: set the same on all",
+    "parameters": "have different parameters, so they cannot share the work: give the optimizer the same parameters in "
+    "the same groups and the same order on all ranks",
+}
+"""What may differ between ranks, from the least to the most fundamental. Their verdicts follow those on gradients."""
+DIFFERENT = RAISE + 1
+REFUSED = DIFFERENT + len(SENTENCES)
+"""Verdicts from here on: rank 0, 1, ... cannot take the step."""
+MASK = 2**62 - 1
+"""Digests have so many bits, so that they can be negated."""
+
+
+def digest(content: object) -> int:
+    """Return a number that is the same on all ranks for what prints the same, and hardly ever for anything else."""
+    return int.from_bytes(hashlib.blake2b(repr(content).encode(), digest_size=8).digest()) & MASK
+
+
+def digest_rates(rates: Sequence[float | Tensor]) -> int | Tensor:
+    """Return a digest of learning rates; a tensor if one is on a device, which need not be waited for."""
+    total: int | Tensor = 0
+    for rate in rates:
+        if isinstance(rate, Tensor) and rate.device.type != "cpu":
+            bits: int | Tensor = rate.detach().reshape(()).double().view(torch.int64)
+        else:
+            (bits,) = struct.unpack("<q", struct.pack("<d", float(rate)))
+        total = total * 1000003 + bits & MASK
+    return total
+
+
+def statement(
+    groups: Sequence[Mapping[str, Any]], shared: Callable[[Tensor], bool], new: set[Tensor]
+) -> dict[str, int | Tensor]:
+    """Return digests of everything in which the ranks that share parameters must agree, one for each sentence.
+
+    Args:
+        groups: the optimizer's parameter groups.
+        shared: tells whether these ranks share a parameter.
+        new: parameters that get owners in this step.
+    """
+    parameters, flags, settings, steps, rates = [], bytearray(), [], [], []
+    for group in groups:
+        mine = [param for param in group["params"] if shared(param)]
+        if mine:
+            parameters.append([(*param.shape, param.dtype) for param in mine])
+            flags += bytes((param.grad is not None) + 2 * (param in new) for param in mine)
+            settings.append([_plain(group[name]) for name in OPTIONS if name != "lr"])
+            steps.append(group["count"])
+            rates.append(group["lr"])
+    found = map(digest, (flags, steps, settings, parameters))
+    return {
+        "rates": digest_rates(rates),
+        **dict(zip(("gradients", "steps", "options", "parameters"), found, strict=True)),
+    }
+
+
+def _plain(option: Any) -> Any:
+    """Return what prints the same on all ranks if it is the same."""
+    if isinstance(option, float):
+        return float(option)  # not one of numpy's
+    return custom_name(option) if callable(option) else option
+
+
+def ballot(verdict: int | Tensor, again: bool, said: Mapping[str, int | Tensor], device: torch.device) -> Tensor:
+    """Return the numbers to send; their largest over all ranks shows who refuses and whether all say the same.
+
+    Args:
+        verdict: this rank's own.
+        again: whether this rank may hear of more from other ranks later.
+        said: its statement; empty if it has none.
+        device: where to put them.
+    """
+    numbers: list[int | Tensor] = [verdict, int(again)]
+    for name in SENTENCES:
+        number = said.get(name, 0)
+        numbers += [number, -number]
+    sent = torch.tensor([0 if isinstance(x, Tensor) else x for x in numbers], device=device)
+    for index, number in enumerate(numbers):
+        if isinstance(number, Tensor):
+            sent[index] = number
+    return sent
+
+
+def count(most: Sequence[int]) -> tuple[int, bool]:
+    """Return the verdict that ballots lead to, and whether to vote again, given their largest numbers."""
+    verdict, again = most[0], bool(most[1])
+    for index in range(len(SENTENCES)):
+        if most[2 + 2 * index] != -most[3 + 2 * index]:
+            verdict = max(verdict, DIFFERENT + index)
+    return verdict, again
+
+
+def sentence(verdict: int) -> str:
+    """Say why a step is not taken, given a verdict from ``DIFFERENT`` on."""
+    if verdict >= REFUSED:
+        return f"rank {verdict - REFUSED} cannot take this step, its own error says why; nothing was changed"
+    return f"the ranks {list(SENTENCES.values())[verdict - DIFFERENT]}"
