@@ -53,6 +53,7 @@ OTHERS: dict[str, list[Any]] = {
 """Values of every option besides its default, but for those that are about how to compile."""
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 CASES: list[dict[str, Any]] = [{}, *({name: value} for name, values in OTHERS.items() for value in values)]
+CASES[CASES.index({"reorthonormalize": 0})]["maps"] = "truncated"  # others must be mended
 
 
 def check_contract(options: dict[str, Any], dtype: torch.dtype, shapes: Any = SHAPES) -> None:
@@ -101,7 +102,8 @@ class TestContract:
         dtype=st.sampled_from(DTYPES),
     )
     def test_any_combination(self, options: dict[str, Any], shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
-        if 0 in (options.get("damping"), options.get("reorthonormalize")) or options.get("basis_lr") == 1.0:
+        rarely_mended = "reorthonormalize" in options and (options["reorthonormalize"] == 0 or "cap" in options)
+        if rarely_mended or options.get("damping") == 0 or options.get("basis_lr") == 1.0:
             options = {**options, "maps": "truncated", "cap": 0.1}  # without any safeguard, bases drift or degenerate
         check_contract(options, dtype, shapes)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.checks import check_number
 from .distributed.sharded_state import Pieces
 from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, initial_state, layout_of
 from .state import State
@@ -117,8 +118,10 @@ def _checked_group(saved: dict[str, Any], own: Mapping[str, Any], defaults: Mapp
     count = found.get("count", 0)
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise ValueError(f"state_dict does not fit: count of group {index} must be a whole number, got {count!r}")
+    lr = found.get("lr", 0.0)
     try:
         check_group({**defaults, **found})
+        check_number(lr.item() if isinstance(lr, Tensor) else lr, "lr", 0.0)
     except Exception as error:  # whatever a file may hold
         raise ValueError(f"state_dict does not fit: group {index} is impossible: {error}") from error
     return found

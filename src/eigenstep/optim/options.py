@@ -153,8 +153,8 @@ def _check_lr(lr: object) -> None:
             raise ValueError(
                 f"lr must be a number or a real tensor with one element, got {lr.dtype} of shape {tuple(lr.shape)}"
             )
-        lr = 0.0 if lr.is_meta else lr.item()
-    check_number(lr, "lr", 0.0)
+    else:
+        check_number(lr, "lr", 0.0)
 
 
 def _check_rotations(group: Mapping[str, Any]) -> None:
