@@ -5,8 +5,10 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Derandomized: a test that passes today passes tomorrow. HYPOTHESIS_PROFILE=explore looks for new cases.
+# Derandomized: a test that passes today passes tomorrow. HYPOTHESIS_PROFILE=explore looks for new cases, and quick has
+# few of them, for `make mutants`.
 settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("repeatable"), max_examples=5)
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 

@@ -164,3 +164,30 @@ def test_projection(structure: str, kind: str) -> None:
             W = np.full(len(W), np.diag(W).mean()) if piece.tied else np.diag(W)
         assert found.shape == W.shape
         assert abs(found.numpy() - W).max() < 1e-12 * abs(W).max()
+
+
+def bent(n: int) -> Full:
+    """Return a matrix whose basis is not quite orthogonal."""
+    S = full(n, 1)
+    return Full(S.basis + 1e-3 * random(n, n, seed=8), S.eigs)
+
+
+def test_still_basis_is_left_alone() -> None:
+    S = bent(4)
+    assert torch.equal(update(S, curvature("vectors", (4,), 0), lr=0.2, basis_lr=0.0).basis, S.basis)
+
+
+@pytest.mark.parametrize("mend", [True, False])
+def test_basis_is_mended_if_wanted(mend: bool) -> None:
+    S, new = bent(4), curvature("vectors", (4,), 0)
+    A = 0.8 * np.diag(S.eigs.numpy()) + 0.2 * project(S, new)[0].numpy()
+    turned = S.basis.numpy() @ formulas.cayley(formulas.bounded(A))
+    found = update(S, new, lr=0.2, reorthonormalized=mend).basis.numpy()
+    assert abs(found - (formulas.newton_schulz(turned) if mend else turned)).max() < 1e-14
+
+
+def test_half_precision_basis_beside_wide_eigenvalues() -> None:
+    S, new = full(4, 1), curvature("vectors", (4,), 0)
+    found = update(Full(S.basis.bfloat16(), S.eigs), new, lr=0.2)
+    assert (found.basis.dtype, found.eigs.dtype) == (torch.bfloat16, torch.float64)
+    assert (found.dense() - update(S, new, lr=0.2).dense()).abs().max() < 0.05

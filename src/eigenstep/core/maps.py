@@ -51,8 +51,7 @@ def inverse_cayley(orthogonal: Tensor) -> Tensor:
         orthogonal: ``Q`` without eigenvalue -1, shape ``(*batch, n, n)``.
     """
     q = orthogonal.to(accumulation_dtype(orthogonal.dtype))
-    minus_identity = q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
-    return torch.linalg.solve(_plus_identity(q), minus_identity).to(orthogonal.dtype)
+    return torch.linalg.solve(_plus_identity(q), -_plus_identity(-q)).to(orthogonal.dtype)
 
 
 def truncated_cayley(generator: Tensor, cap: float | None = 0.6) -> Tensor:
@@ -134,8 +133,7 @@ def tempered_exp(eigs: Tensor, target: Tensor) -> Tensor:
         target: ``n``, where the linear update would put them, same shape.
     """
     change = target - eigs
-    moved = torch.where(change > eigs, math.e * change, exp(eigs, torch.minimum(target, 2 * eigs)))
-    return moved.clamp(torch.finfo(eigs.dtype).tiny, largest(eigs.dtype))
+    return torch.where(change > eigs, (math.e * change).clamp_max(largest(eigs.dtype)), exp(eigs, target))
 
 
 def reorthonormalize(basis: Tensor) -> Tensor:

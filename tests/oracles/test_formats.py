@@ -1,0 +1,125 @@
+"""Whatever torch's default device and number format are: tensors stay where they are and what they are."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from eigenstep import Dense, Full, Kronecker, OuterProducts, Spectral, project, update
+from eigenstep.core import generators, maps
+from eigenstep.core.kronecker import nearest_kronecker
+from eigenstep.core.numerics import accumulation_dtype
+from eigenstep.optim.kernel import step
+from eigenstep.optim.state import Rates, Rule, new_state
+
+FORMATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+ORTHOGONAL: list[Callable[[Tensor], Tensor]] = [*maps.ORTHOGONAL.values(), maps.inverse_cayley, maps.reorthonormalize]
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[None]:
+    """What is created without saying where and how has no numbers, and too few digits if it had."""
+    with torch.device("meta"):
+        torch.set_default_dtype(torch.bfloat16)
+        yield
+        torch.set_default_dtype(torch.float32)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng([seed, *shape]).standard_normal(shape))
+
+
+def matrices() -> list[Full | Kronecker]:
+    full = Full(torch.linalg.qr(random(4, 4))[0], random(4).exp())
+    pair = Full(torch.linalg.qr(random(2, 2))[0], random(2).exp())
+    return [full, Kronecker(full.eigs[0], (pair, pair)).normalized()]
+
+
+def curvatures(S: Full | Kronecker) -> list[OuterProducts | Dense]:
+    vectors = random(3, *S.sizes, seed=1)
+    root = random(4, 4, seed=2)
+    return [OuterProducts(vectors), OuterProducts(vectors, random(3).square(), 0.5), Dense(root + root.T)]
+
+
+def numbers() -> list[Tensor]:
+    """Return results of everything in the core that makes tensors."""
+    found = []
+    for S in matrices():
+        found += [S.dense(0.3), S.trace(), S.logdet(), S.condition(), S.solve(random(5, *S.sizes))]
+        for curvature in curvatures(S):
+            found += project(S, curvature)
+            for options in ({}, {"rotation": "normalized", "orthogonal": "quadratic", "damping": 0.1}):
+                found.append(update(S, curvature, lr=0.3, **options).dense())
+    skew = random(4, 4) - random(4, 4).mT
+    found += [function(skew) for function in ORTHOGONAL if function is not maps.inverse_cayley]
+    found += [maps.inverse_cayley(maps.cayley(skew)), maps.orthogonality_defect(skew)]
+    found += nearest_kronecker(random(6, 6) @ random(6, 6).mT, (2, 3), ("full", "diagonal"))
+    found += [Full.from_dense(random(3, 3) @ random(3, 3).mT).dense()]
+    return found
+
+
+def test_core(request: pytest.FixtureRequest) -> None:
+    expected = numbers()
+    request.getfixturevalue("elsewhere")
+    for one, other in zip(numbers(), expected, strict=True):
+        assert one.dtype == torch.float64
+        assert torch.equal(one, other)
+
+
+OPTIONS: list[dict[str, Any]] = [{}, {"residual": True, "grafting": "adam"}, {"structure": "axes", "maps": "exact"}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_spectral(options: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    gradients = random(4, 2, 3, 2)
+
+    def run() -> Tensor:
+        param = gradients[0].clone().requires_grad_()
+        optimizer = Spectral([param], lr=0.1, **options)
+        for gradient in gradients:
+            param.grad = gradient
+            optimizer.step()
+        assert {v.device.type for v in optimizer.state[param].values() if isinstance(v, Tensor)} <= {"cpu"}
+        return param.detach()
+
+    expected = run()
+    request.getfixturevalue("elsewhere")
+    assert torch.equal(run(), expected)
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("function", ORTHOGONAL)
+def test_maps_keep_the_format(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    skew = 0.1 * (random(4, 4) - random(4, 4).mT).to(dtype)
+    x = torch.eye(4, dtype=dtype) + skew if function is maps.inverse_cayley else skew
+    found, exact = function(x), function(x.double())
+    assert found.dtype == dtype
+    assert (found.double() - exact).abs().max() <= torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("rotation", generators.ROTATIONS.values(), ids=list(generators.ROTATIONS))
+def test_generators_keep_the_format(rotation: generators.Rotation) -> None:
+    eigs, average = random(4).exp(), random(4, 4) + random(4, 4).mT
+    found = rotation(eigs.float(), average.float())
+    assert found.dtype == torch.float32
+    assert (found - rotation(eigs, average)).abs().max() < 1e-5 * found.abs().max()
+
+
+@pytest.mark.parametrize("rule", [Rule(), Rule(grafting="adam", clip=1.0), Rule(maps="exact", rotation="normalized")])
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_state_is_where_and_what_it_is_told(dtype: torch.dtype, rule: Rule) -> None:
+    """Without any numbers at all: a step never asks for one, so it never waits for a device."""
+    options = {"momentum": True, "residual": True, "dtype": dtype, "basis_dtype": torch.bfloat16}
+    state = new_state((2, 3, 4, 5), (True, False), rule, device=torch.device("meta"), **options)
+    rates = Rates(*torch.empty(4, device="meta", dtype=accumulation_dtype(dtype)))
+    direction = step(torch.empty(2, 3, 4, 5, device="meta", dtype=dtype), None, state, rule, rates, True)
+    assert direction.dtype == accumulation_dtype(dtype)
+    assert {tensor.device.type for tensor in (direction, *state.values())} == {"meta"}
+    for name, tensor in state.items():
+        large, square = name in ("momentum", "second_moment", "graft"), name in ("basis_0", "residual_0")
+        assert tensor.dtype == (dtype if large else torch.bfloat16 if square else accumulation_dtype(dtype))
+        shape = {"eigs_0": (2, 3, 4), "eigs_1": (2, 1, 5), "speed_0": (2, 3)}.get(name, (2,))
+        assert tensor.shape == ((2, 3, 4, 5) if large else (2, 3, 4, 4) if square else shape)

@@ -1,0 +1,99 @@
+"""At the limits of the number format: what is cut is cut at the limit that the formulas name."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from eigenstep import Full, Kronecker, OuterProducts, update
+from eigenstep.core import generators, maps, numerics
+
+from . import formulas
+from .test_maps import averages, skew
+
+LIMITS = np.finfo(np.float64)
+LARGEST = float(LIMITS.max * LIMITS.eps)
+"""The largest number that leaves room for sums of many."""
+
+
+def tensor(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_cayley_cuts_entries_on_either_side() -> None:
+    N = 1e200 * skew(1.0)[0]
+    expected = formulas.cayley(np.clip(N, -(LIMITS.eps**-0.5), LIMITS.eps**-0.5))
+    assert abs(maps.cayley(torch.from_numpy(N)).numpy() - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["exp", "tempered_exp"])
+def test_exponential_maps(name: str) -> None:
+    d, n = tensor(1.0, 1.0, 1.0), tensor(-1e6, 1e306, 1e6)
+    found = maps.POSITIVE[name](d, n).tolist()
+    assert found[:2] == [LIMITS.tiny, LARGEST]
+    assert found[2] == (LARGEST if name == "exp" else math.e * (1e6 - 1))
+
+
+def test_tempered_map_is_the_tangent_beyond_the_factor_e() -> None:
+    d = tensor(2.0, 2.0, 2.0, 2.0)
+    found = maps.tempered_exp(d, tensor(1.0, 3.9, 4.1, 40.0)).numpy()
+    expected = [2 * math.exp(-0.5), 2 * math.exp(0.95), math.e * 2.1, math.e * 38]
+    assert abs(found / expected - 1).max() < 1e-14
+
+
+def test_truncated_map() -> None:
+    found = maps.truncated_exp(tensor(3.0, 1e-300, 1.0), tensor(0.0, 0.0, 1e306)).tolist()
+    assert found == [3.0 * LIMITS.eps**2, LIMITS.tiny, LARGEST]
+
+
+def test_normalized_rotation_of_averages_of_any_size() -> None:
+    """Unlike the eigenvalues, which stay: so ``N`` would be huge or vanish, were it not normalized."""
+    d, A = averages()
+    units = np.array([2.0**800, 1.0, 2.0**-800, 1.0])[:, None, None]
+    found = generators.normalized(torch.from_numpy(d), torch.from_numpy(A * units), gap=0.2, rate=0.7)
+    for at in range(len(d)):
+        assert abs(found[at].numpy() - formulas.normalized(d[at], A[at], 0.2, 0.7)).max() < 1e-14
+
+
+def test_papers_rotation_is_cut_at_the_largest_number() -> None:
+    found = generators.moore_penrose(tensor(1e-5, 2e-5), 1e306 * tensor(0.0, 1.0, 1.0, 0.0).view(2, 2))
+    assert found.flatten().tolist() == [0.0, LIMITS.max, -LIMITS.max, 0.0]
+
+
+def test_bounded_rotation_of_entries_whose_squares_vanish() -> None:
+    """Off the diagonal ``a`` beside a tie: ``N_ij = -a / (2 n sqrt(tiny))`` instead of up to ``1/sqrt(2)``."""
+    floor = 2 * 3 * LIMITS.tiny**0.5
+    A = torch.eye(3, dtype=torch.float64)
+    A[0, 1] = A[1, 0] = 1e-170
+    A[1, 2] = A[2, 1] = -1e-165
+    found = generators.bounded(torch.ones(3), A).numpy()
+    assert np.allclose(found[[0, 1, 1, 2], [1, 0, 2, 1]] * floor, [-1e-170, 1e-170, 1e-165, -1e-165], 1e-12, 0)
+
+
+@pytest.mark.parametrize(("start", "shift", "end"), [(LARGEST / 2, 9.0, LARGEST), (LIMITS.tiny, -9.0, LIMITS.tiny)])
+def test_scale_of_a_product(start: float, shift: float, end: float) -> None:
+    """With ``H = shift S`` and nothing forgotten, every factor grows by ``e^shift``, and so does the scale."""
+    pair = Full(torch.eye(2, dtype=torch.float64), tensor(0.5, 2.0))
+    S = Kronecker(tensor(start).squeeze(), (pair, pair))
+    zero = torch.zeros(1, 2, 2, dtype=torch.float64)
+    found = update(S, OuterProducts(zero, shift=shift), lr=1.0, decay=0.0)
+    assert found.scale == end
+    assert all(torch.allclose(factor.eigs, pair.eigs) for factor in found.factors)
+    middle = Kronecker(tensor(3.0).squeeze(), (pair, pair))
+    found = update(middle, OuterProducts(zero, shift=shift), lr=1.0, decay=0.0)
+    assert abs(found.scale / (3.0 * math.exp(shift)) - 1) < 1e-14
+
+
+def test_saturate() -> None:
+    found = numerics.saturate(tensor(1e307, -1e307, math.inf, -math.inf, math.nan, 3.0)).tolist()
+    assert found == [LARGEST, -LARGEST, LARGEST, -LARGEST, 0.0, 3.0]
+
+
+def test_eigenvalues_spread_too_far_are_pulled_together() -> None:
+    """``exp(logs - mean)``, with the logarithms shortened so that the largest is half that of the largest number."""
+    bound = math.log(LIMITS.max) / 2
+    logs = tensor(1000.0, 0.0, -1000.0, 0.0, 1.0, 5.0).view(2, 3)
+    found = numerics.centered_exp(logs).log().numpy()
+    expected = np.array([[bound, 0, -bound], [-2, -1, 3]])
+    assert abs(found - expected).max() < 1e-12
