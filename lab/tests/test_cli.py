@@ -2,6 +2,7 @@ import argparse
 import importlib
 import json
 import math
+import os
 import subprocess
 import sys
 import types
@@ -136,3 +137,64 @@ def test_a_result_file_is_whole_or_not_there(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         interrupted_write()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["demo", "--plot", "file/demo.png"], "cannot write to file/demo.png: file: "),
+        (["demo", "--plot", "folder"], "cannot write to folder: it is a folder"),
+        (["demo", "--plot", "demo.xyz"], "--plot must end in .png, .svg, .pdf, got .xyz"),
+        (["doctor", "--json", "file/doctor.json"], "cannot write to file/doctor.json: file: "),
+        (["bench", "step", "--plot", "file/step.png"], "cannot write to file/step.png: file: "),
+        (["bench", "all", "--directory", "file"], "cannot write to file: it is no folder"),
+        (["reproduce", "all", "--directory", "file/figures"], "cannot write to file/figures: file: "),
+    ],
+)
+def test_what_cannot_be_written_is_told_before_the_work(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err.startswith(f"eigenstep: error: {message}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_folder_without_permission_is_told_before_the_work(tmp_path, monkeypatch, capsys):
+    def denied(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", denied)  # the superuser may write anywhere
+    assert cli.main(["demo", "--plot", str(tmp_path / "new" / "demo.png")]) == 2
+    assert capsys.readouterr().err.endswith(f"demo.png: {tmp_path}: Permission denied\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [28, 30])
+def test_a_disk_that_is_full_or_read_only_ends_in_one_sentence(number, benchmark_module, tmp_path, monkeypatch, capsys):
+    def fail(_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    assert cli.main(["bench", "toy", "--json", str(tmp_path / "toy.json")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"eigenstep: error: {tmp_path / 'toy.json'}: {os.strerror(number)}")
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["demo", "--seed", str(2**64)],
+        ["demo", "--seed", "-1"],
+        ["demo", "--steps", "0"],
+        ["reproduce", "all", "--seed", str(10**30)],
+        ["bench", "step", "--threads", "100000000"],
+    ],
+)
+def test_numbers_beyond_all_limits_are_refused(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    assert "must be between" in capsys.readouterr().err

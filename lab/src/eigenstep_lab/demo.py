@@ -17,7 +17,7 @@ from torch import nn
 from eigenstep.optim import Spectral
 from eigenstep.plotting import figure, save
 
-from .console import print_table, progress
+from .console import LARGEST_SEED, between, print_table, progress
 from .problems.tasks import TASKS, Record, train
 from .registry import build
 
@@ -26,8 +26,10 @@ LEARNING_RATES = {"spectral": 1e-2, "soap": 1e-2, "muon": 3e-2, "adamw": 1e-3}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how long to train and where the picture goes."""
-    parser.add_argument("--steps", type=int, default=200, help="training steps (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="first weights, order of data (default: %(default)s)")
+    parser.add_argument("--steps", type=between(1, 10**9), default=200, help="training steps (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=between(0, LARGEST_SEED), default=0, help="first weights, order of data (default: %(default)s)"
+    )
     parser.add_argument("--plot", type=Path, default=Path("runs/demo.png"), help="the picture (default: %(default)s)")
 
 

@@ -135,17 +135,24 @@ class Result:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Result:
-        """Build anew what :meth:`as_dict` gave, also if it was written as JSON, which turns infinity into null."""
+        """Build anew what :meth:`as_dict` gave, also if it was written as JSON, which turns infinity into null.
+
+        What cannot be drawn or printed, because the file was damaged, raises one of the usual errors of wrong data:
+        ArithmeticError, AttributeError, KeyError, TypeError or ValueError.
+        """
         panels = [
             Panel(**{**panel, "curves": {name: _read_curve(curve) for name, curve in panel["curves"].items()}})
             for panel in plain["panels"]
         ]
-        verdicts = [{**verdict, "value": _number(verdict["value"])} for verdict in plain["verdicts"]]
+        texts = [text for panel in panels for text in (panel.title, panel.x, panel.y)]
+        _check(bool(panels) and all(panel.curves for panel in panels) and plain["columns"] in range(1, 100))
+        verdicts = [{**v, **{name: _number(v[name]) for name in ("value", "limit")}} for v in plain["verdicts"]]
         for verdict in verdicts:
             verdict.pop("holds")  # it follows from the rest
-        return cls(
-            panels, [Verdict(**v) for v in verdicts], [Table(**table) for table in plain["tables"]], plain["columns"]
-        )
+        read = [Verdict(**verdict) for verdict in verdicts]
+        texts += [text for verdict in read for text in (verdict.claim, verdict.scheme, verdict.quantity)]
+        _check(all(isinstance(text, str) for text in texts))
+        return cls(panels, read, [read_table(table) for table in plain["tables"]], plain["columns"])
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and numbers, with the conclusions that follow from them."""
@@ -158,12 +165,28 @@ class Result:
         return plain
 
 
+def read_table(plain: Mapping[str, Any]) -> Table:
+    """Build anew a table that was written as JSON; what is no table raises one of the usual errors of wrong data."""
+    table = Table(**plain)
+    _check(all(len(row) == len(table.columns) for row in table.rows))
+    cells = [cell for row in table.rows for cell in row]
+    _check(all(isinstance(text, str) for text in (table.title, *table.columns, *cells)))
+    return table
+
+
 def _read_curve(plain: Mapping[str, Any]) -> Curve:
-    return Curve([_number(x) for x in plain["x"]], [[_number(value) for value in run] for run in plain["runs"]])
+    curve = Curve([_number(x) for x in plain["x"]], [[_number(value) for value in run] for run in plain["runs"]])
+    _check(bool(curve.x and curve.runs) and all(len(run) == len(curve.x) for run in curve.runs))
+    return curve
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _check(fits: bool) -> None:
+    if not fits:
+        raise ValueError("this is not the result of an experiment")
 
 
 def typical_ratio(curve: Curve, reference: Curve) -> float:

@@ -13,7 +13,8 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata
 
 from eigenstep.optim import Spectral
-from eigenstep_lab.train import checkpoint, checksums, parallel
+from eigenstep_lab import checksums
+from eigenstep_lab.train import checkpoint, parallel
 from eigenstep_lab.train.checkpoint import SUMS, TABLE
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..console import UserError
+from ..results import read_table
 
 PLACE = re.compile(r"(<!-- tables of (\S+) -->\n).*?(<!-- end of tables -->\n)", re.DOTALL)
 
@@ -67,7 +68,7 @@ def read(path: Path) -> dict[str, Any]:
     """Return what a benchmark wrote."""
     try:
         file = dict(json.loads(path.read_text()))
-        file["command"], file["result"]["tables"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        file["command"], [read_table(table) for table in file["result"]["tables"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} does not hold tables of a benchmark ({error!r})") from error
     return file

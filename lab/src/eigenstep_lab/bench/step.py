@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from eigenstep.plotting import save_lines
 
-from ..console import track
+from ..console import MOST_THREADS, between, track
 from ..registry import OPTIMIZERS, build
 from ..results import Table, Verdict, verdict_table
 
@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds of `interval` steps (default: %(default)s)")
     parser.add_argument("--interval", type=int, default=2, help="steps between two turns (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="threads for torch (default: %(default)s)")
+    parser.add_argument(
+        "--threads", type=between(1, MOST_THREADS), default=1, help="threads for torch (default: %(default)s)"
+    )
     parser.add_argument("--plot", default="runs/bench/step.png", help="where the picture goes (default: %(default)s)")
 
 

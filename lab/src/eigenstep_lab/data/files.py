@@ -7,7 +7,7 @@ import gzip
 import json
 import math
 import struct
-import zlib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from ..console import UserError
 
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
+MOST_BYTES = 1 << 30
+"""Files that are larger, when unpacked, are not read: they would fill the memory."""
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"})
 
 
@@ -31,30 +33,46 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing") from error
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, SyntaxError, struct.error) as error:
+    except PermissionError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise UserError(f"{path} has more than {Image.MAX_IMAGE_PIXELS:,} pixels: make it smaller") from error
+    except Exception as error:  # a damaged file can make a decoder raise anything
         raise UserError(f"{path} is damaged or incomplete ({error}): delete it and fetch it again") from error
 
 
 def read_idx(path: Path) -> Bytes:
     """Read a gzipped IDX file of bytes, the format of MNIST and its relatives."""
     with reading(path), gzip.open(path) as file:
-        raw = file.read()
-        if raw[:3] != b"\0\0\x08":
-            raise UserError(f"{path} is not an IDX file of bytes: it starts with {raw[:4]!r}")
-        shape = struct.unpack_from(f">{raw[3]}I", raw, 4)
-        start = 4 + 4 * len(shape)
-        if len(raw) - start != math.prod(shape):
-            raise UserError(f"{path} is damaged: its header promises {math.prod(shape)} bytes, {len(raw) - start} came")
-        return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+        start = file.read(4)
+        if start[:3] != b"\0\0\x08":
+            raise UserError(f"{path} is not an IDX file of bytes: it starts with {start!r}")
+        shape = struct.unpack(f">{start[3]}I", file.read(4 * start[3]))
+        promised = math.prod(shape)
+        if promised > MOST_BYTES:
+            raise UserError(f"{path} promises {promised:,} bytes, more than the {MOST_BYTES:,} that are read")
+        raw = file.read(promised + 1)
+        if len(raw) != promised:
+            came = f"{len(raw)} came" if len(raw) < promised else "more came"
+            raise UserError(f"{path} is damaged: its header promises {promised} bytes, {came}")
+        return np.frombuffer(raw, np.uint8).reshape(shape)
+
+
+@contextlib.contextmanager
+def open_picture(path: Path) -> Iterator[Image.Image]:
+    """Open an image file that is not too large to be decoded."""
+    with reading(path), warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        with Image.open(path) as picture:
+            yield picture
 
 
 def read_picture(path: Path, size: int | None = None) -> Bytes:
     """Read one image file as height × width × RGB; with `size`, its middle, scaled to size × size."""
-    with reading(path):
-        with Image.open(path) as picture:
-            picture.verify()  # checksums, which decoding does not look at; it uses the picture up
-        with Image.open(path) as picture:
-            rgb = picture.convert("RGB")
+    with open_picture(path) as picture:
+        picture.verify()  # checksums, which decoding does not look at; it uses the picture up
+    with open_picture(path) as picture:
+        rgb = picture.convert("RGB")
         return np.asarray(rgb if size is None else ImageOps.fit(rgb, (size, size), method=Image.Resampling.BICUBIC))
 
 
@@ -69,13 +87,25 @@ def read_cifar_sheet(path: Path) -> Bytes:
 def read_json_labels(path: Path) -> Labels:
     """Read a JSON list of class numbers."""
     with reading(path):
-        return np.array(json.loads(path.read_bytes()), dtype=np.int64)
+        labels = np.array(json.loads(_limited(path)))
+        if labels.ndim != 1 or labels.dtype.kind != "i":
+            raise UserError(f"{path} is damaged: it should hold one list of whole numbers")
+        return labels.astype(np.int64)
+
+
+def _limited(path: Path) -> bytes:
+    """Read a file that is not too large."""
+    with path.open("rb") as file:
+        raw = file.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        raise UserError(f"{path} has more than {MOST_BYTES:,} bytes: use a smaller file")
+    return raw
 
 
 def read_text(path: Path) -> str:
     """Read a UTF-8 text file."""
     with reading(path):
-        text = path.read_text(encoding="utf-8")
+        text = _limited(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     if not text or "\0" in text:
         raise UserError(f"{path} is {'binary' if text else 'empty'}: expected a text file in UTF-8")
     return text

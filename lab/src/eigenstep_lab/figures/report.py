@@ -130,8 +130,8 @@ def read_figure(directory: Path, planned: Section, origin: Mapping[str, Any]) ->
         if any(found[key] != value for key, value in same.items() if key != "commit"):
             return None
         result = Result.from_dict(found)
-        return replace(planned, seconds=found["seconds"], commit=found["commit"], result=result)
-    except (OSError, ValueError, KeyError, TypeError):
+        return replace(planned, seconds=float(found["seconds"]), commit=str(found["commit"]), result=result)
+    except (OSError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return None
 
 
@@ -175,7 +175,7 @@ def write_report(path: Path, sections: Sequence[Section], origin: Mapping[str, A
 def _overview(sections: Sequence[Section]) -> str:
     rows = []
     for section in sections:
-        link = f"<a href='#{section.name}'>{escape(section.title)}</a>"
+        link = f"<a href='#{escape(section.name)}'>{escape(section.title)}</a>"
         if isinstance(section.result, str):
             rows.append(f"<tr><td>{link}</td><td colspan='3'>{escape(section.result)}</td></tr>")
             continue
@@ -195,7 +195,7 @@ def _verdict_cells(verdict: Verdict) -> str:
 
 def _section(section: Section) -> str:
     text = "".join(f"<p>{escape(part)}</p>" for part in inspect.cleandoc(section.text).split("\n\n"))
-    head = f"<h2 id='{section.name}'>{escape(section.title)}</h2>{text}"
+    head = f"<h2 id='{escape(section.name)}'>{escape(section.title)}</h2>{text}"
     if isinstance(section.result, str):
         return f"{head}<p class='no'>Not run: {escape(section.result)}</p>"
     picture = base64.b64encode(section.pictures["svg"]).decode()

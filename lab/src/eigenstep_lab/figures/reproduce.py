@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from ..bench import commit, versions
-from ..console import UserError, print_table, write_json
+from ..console import LARGEST_SEED, UserError, between, print_table, write_json
 from ..results import Result, verdict_table
 from ..train.building import choose_device
 from . import FIGURES
@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="few seeds, short runs: minutes for all figures (default)")
     size.add_argument("--full", action="store_true", help="many seeds, long runs: half an hour on two cores for all")
-    parser.add_argument("--seed", type=int, default=0, help="decides all random numbers (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=between(0, LARGEST_SEED), default=0, help="decides all random numbers (default: %(default)s)"
+    )
     parser.add_argument("--device", default="cpu", help="where to compute, for example cuda (default: %(default)s)")
     parser.add_argument("--again", action="store_true", help="make figures again that are in --directory already")
     cores = min(2, os.cpu_count() or 1)  # more gain little: one figure takes as long as all others

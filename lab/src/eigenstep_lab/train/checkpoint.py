@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .. import checksums
 from ..console import UserError, atomic_write
-from . import checksums
 
 KEPT = 2
 SUMS = "SHA256SUMS"

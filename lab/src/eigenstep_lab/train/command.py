@@ -48,11 +48,10 @@ def run(args: argparse.Namespace) -> None:
     directory = chosen.place(ROOT)
     leads = os.environ.get("RANK", "0") == "0"
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    if args.fresh and leads and not again:
-        delete_run(directory)
-    found = checkpoint.list_checkpoints(directory)
+    fresh = args.fresh and not again
     if leads:
-        print(f"{'Going on with' if found else 'Starting'} the run in {directory}", flush=True)
+        goes_on = checkpoint.list_checkpoints(directory) and not fresh
+        print(f"{'Going on with' if goes_on else 'Starting'} the run in {directory}", flush=True)
     try:
         with progress(shown=leads) as bar, asked_to_stop() as stop:
             line = bar.add_task(chosen.optimizer, total=None)
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
                 shown = f" loss {loss:.3f}" if math.isfinite(loss) else ""
                 bar.update(line, completed=step, total=steps, description=chosen.optimizer + shown)
 
-            result = train(chosen, directory, command=args.command, on_step=advance, stop=stop)
+            result = train(chosen, directory, command=args.command, on_step=advance, stop=stop, fresh=fresh)
     except KeyboardInterrupt:
         if leads:
             explain_interruption(directory, args.command)
@@ -72,13 +71,6 @@ def run(args: argparse.Namespace) -> None:
         raise KeyboardInterrupt
     if leads:
         show(result, directory)
-
-
-def delete_run(directory: Path) -> None:
-    """Delete the files of a run, and nothing else that may be in its folder."""
-    for pattern in ("step-*.pt", "step-*.dcp", "model.pt", "result.json", "log.csv", "events.out.tfevents.*"):
-        for path in directory.glob(pattern):
-            checkpoint.delete(path)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..console import UserError
 from ..data.datasets import DATASETS, data_root, load_images, load_text
-from ..data.files import list_picture_parts, reading
+from ..data.files import list_picture_parts, open_picture
 from ..data.samples import Images, Text
 from .augment import cut, middle_square, random_box
 from .settings import Settings
@@ -200,7 +200,7 @@ class _Decoder(Dataset[Any]):
 
     def _read(self, path: Path, numbers: Any) -> Tensor:
         size = self.settings.size
-        with reading(path), Image.open(path) as picture:
+        with open_picture(path) as picture:
             (left, top, width, height), mirrored = view(numbers, picture.width / picture.height, self.settings)
             # Lets a JPEG be decoded at the smallest scale that still has enough pixels in the part that is wanted.
             picture.draft("RGB", (round(size / width), round(size / height)))

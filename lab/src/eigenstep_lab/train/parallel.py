@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from eigenstep.optim import Spectral
 
+from .. import checksums
 from ..console import UserError
-from . import checksums
 from .checkpoint import SUMS, TABLE, damaged
 
 

@@ -47,7 +47,9 @@ def read(path: Path) -> list[dict[str, str]]:
     """Read the complete lines of a log; none if there is no log."""
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        lines = list(csv.DictReader(line.replace("\0", "") for line in file))
     # The last line of a run that was killed may be cut off: what is missing from it is None.
-    return [line for line in lines if set(line) == set(COLUMNS) and None not in line.values()]
+    return [
+        line for line in lines if set(line) == set(COLUMNS) and None not in line.values() and line["step"].isdigit()
+    ]

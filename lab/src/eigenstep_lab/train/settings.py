@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..console import UserError
+from ..console import LARGEST_SEED, MOST_THREADS, UserError
 from ..registry import OPTIMIZERS
 
 CONFIGS = Path(__file__).with_name("configs")
@@ -23,6 +23,8 @@ CONFIGS = Path(__file__).with_name("configs")
 
 MODELS = ("auto", "vit", "hiera", "gpt", "plainvit", "hieravit")
 PRECISIONS = ("fp32", "bf16", "mixed")
+LONGEST = 1e12
+"""Most steps or epochs of a duration."""
 DURATIONS = ("train_for", "warmup", "evaluate_every", "log_every", "checkpoint_every")
 
 
@@ -89,6 +91,9 @@ class Settings:
         for name in ("mixup", "cutmix", "lr", "weight_decay", "test_batches", "threads", "workers", "seed"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name, most in (("threads", MOST_THREADS), ("workers", MOST_THREADS), ("seed", LARGEST_SEED)):
+            if getattr(self, name) > most:
+                raise UserError(f"{name} must be at most {most}, got {getattr(self, name)}")
         for name, top in (("label_smoothing", 0.999), ("floor", 1.0), ("crop", 1.0)):
             if not 0 <= getattr(self, name) <= top:
                 raise UserError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
@@ -129,11 +134,25 @@ def _check(setting: dataclasses.Field[Any], value: Any) -> None:
     kind = type(setting.metadata["default"])
     if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool) != (kind is bool):
         raise UserError(f"{setting.name} must be of type {kind.__name__}, got {value!r}")
-    if kind is float and not math.isfinite(value):
-        raise UserError(f"{setting.name} must be finite, got {value}")
+    options = value if isinstance(value, dict) else {"": value}
+    for name, item in options.items():
+        _check_plain(f"{setting.name} {name}".strip(), item)
     choices = setting.metadata.get("choices")
     if choices and value not in choices:
         raise UserError(f"{setting.name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def _check_plain(name: str, value: Any) -> None:
+    """Raise unless JSON keeps a value as it is: a TOML file can hold dates and numbers of any length, for example."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _check_plain(name, item)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UserError(f"{name} must have at most 64 bits, got a number of {value.bit_length()}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{name} must be finite, got {value}")
+    elif value is not None and not isinstance(value, (bool, int, float, str)):
+        raise UserError(f"{name} must be a number, a text, true, false or a list of them, got {value!r}")
 
 
 def count_steps(duration: str, per_epoch: int, name: str) -> int:
@@ -147,6 +166,8 @@ def count_steps(duration: str, per_epoch: int, name: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(epochs?|steps?|)\s*", duration)
     if match is None:
         raise UserError(f"{name} must be a duration such as '20 epochs' or '1000 steps', got {duration!r}")
+    if float(match[1]) > LONGEST:
+        raise UserError(f"{name} must be at most {LONGEST:g}, got a number of {len(match[1])} characters")
     steps = round(float(match[1]) * (per_epoch if match[2].startswith("epoch") else 1))
     if steps < 1 and name != "warmup":
         raise UserError(f"{name} must be at least one step, got {duration!r} with {per_epoch} steps in an epoch")
@@ -212,7 +233,7 @@ def read_config(source: str) -> dict[str, Any]:
     except FileNotFoundError as error:
         shipped = ", ".join(sorted(known.stem for known in CONFIGS.glob("*.toml")))
         raise UserError(f"no configuration {source!r}: expected a TOML file or one of {shipped}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as TOML: {error}") from error
     unknown = sorted(set(settings) - {setting.name for setting in dataclasses.fields(Settings)})
     if unknown:

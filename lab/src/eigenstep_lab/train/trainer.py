@@ -7,6 +7,7 @@ bit, that it would have had without the accident.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -23,7 +24,7 @@ from eigenstep import __version__
 
 from ..console import UserError, atomic_write, write_json
 from ..problems.tasks import learning_rate_factor
-from . import checkpoint, parallel
+from . import checkpoint, folder, parallel
 from .augment import mix
 from .building import build_model, build_optimizer, choose_device
 from .feeds import MIX, STEP, Batch, chance, open_feed
@@ -151,6 +152,7 @@ def train(
     command: str = "",
     on_step: Callable[[int, int, float], None] = lambda step, steps, loss: None,
     stop: Callable[[], bool] = lambda: False,
+    fresh: bool = False,
 ) -> Result:
     """Train from the newest checkpoint in `directory`, or from the beginning if there is none.
 
@@ -160,13 +162,17 @@ def train(
         command: The command line, to be noted in `result.json`.
         on_step: Called after each step with its number, the number of all steps and the newest mean loss.
         stop: Asked after each step whether to write a checkpoint and end here.
+        fresh: Whether to delete a run that is in `directory` first.
     """
     with parallel.together(settings.parallel, settings.device) as (team, device):
-        if team.leads:
-            directory.mkdir(parents=True, exist_ok=True)
-            checkpoint.clean(directory)
-        team.wait()
-        return _train(Run(settings, team, device), directory, command, on_step, stop)
+        run = Run(settings, team, device)  # first: settings that do not fit leave no folder, and delete nothing
+        with folder.occupied(directory) if team.leads else contextlib.nullcontext():
+            if team.leads:
+                if fresh:
+                    folder.delete_run(directory)
+                checkpoint.clean(directory)
+            team.wait()
+            return _train(run, directory, command, on_step, stop)
 
 
 def _train(
@@ -239,7 +245,10 @@ def _resume(run: Run, directory: Path) -> tuple[int, float, Tensor, int]:
         return 0, 0.0, torch.zeros((), device=run.device), 0
     newest = found[-1]
     saved = {"settings": parallel.peek(newest, "settings")} if newest.is_dir() else checkpoint.load(newest)
-    ours, theirs = run.settings.identity(), json.loads(saved["settings"])
+    try:
+        ours, theirs = run.settings.identity(), dict(json.loads(saved["settings"]))
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise checkpoint.damaged(newest, error) from error
     changed = [name for name in ours if ours[name] != theirs.get(name)]
     if changed:
         details = ", ".join(f"{name} ({theirs.get(name)!r}, now {ours[name]!r})" for name in changed)
@@ -247,13 +256,18 @@ def _resume(run: Run, directory: Path) -> tuple[int, float, Tensor, int]:
             f"{directory} holds a run with other settings: {details}. "
             "Choose another --directory, or --fresh to delete that run and begin anew"
         )
-    if newest.is_dir():
-        blank = {"step": 0, "seconds": 0.0, "losses": torch.zeros(()), "count": 0}
-        saved = parallel.load(newest, run.network, run.optimizer, blank)
-    else:
-        parallel.load_whole_weights(run.network, saved["model"])
-        checkpoint.restore(run.optimizer, saved["optimizer"])
-    return saved["step"], saved["seconds"], saved["losses"].to(run.device), saved["count"]
+    try:
+        if newest.is_dir():
+            blank = {"step": 0, "seconds": 0.0, "losses": torch.zeros(()), "count": 0}
+            saved = parallel.load(newest, run.network, run.optimizer, blank)
+        else:
+            parallel.load_whole_weights(run.network, saved["model"])
+            checkpoint.restore(run.optimizer, saved["optimizer"])
+        return int(saved["step"]), float(saved["seconds"]), saved["losses"].to(run.device), int(saved["count"])
+    except UserError:
+        raise
+    except Exception as error:  # what does not fit the network can make torch raise anything
+        raise checkpoint.damaged(newest, error) from error
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:

@@ -27,11 +27,11 @@ from typing import Any
 import optuna
 
 from ..console import UserError, atomic_write, print_table, track, write_json
-from . import checkpoint
+from . import checkpoint, folder
 from . import settings as settings_module
 from .settings import Settings
 from .spaces import Range, Space, apply, space_of
-from .trainer import Diverged, Result, train
+from .trainer import Diverged, Result, Run, train
 
 ROOT = "runs/tune"
 OUTCOME = tuple(field.name for field in dataclasses.fields(Result))
@@ -56,17 +56,18 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"runs and jobs must be at least 1, got {args.runs} and {args.jobs}")
     if args.jobs > 1 and not shared.threads:  # they would only wait for each other
         shared = dataclasses.replace(shared, threads=max(1, (os.cpu_count() or 1) // args.jobs))
-    directory = shared.place(ROOT)
-    directory.mkdir(parents=True, exist_ok=True)
-    study = open_study(directory, shared, args.objective)
-    queue(study, space_of(shared), args.runs, shared.seed)
-    print(f"The search is in {directory}", flush=True)
-    try:
-        search(study, shared, directory, args.jobs, args.objective)
-    except KeyboardInterrupt:
-        print(f"Interrupted. The same command goes on from the last checkpoints: {args.command}")
-        raise
-    report(study, shared, directory, args.objective, args.command)
+    directory, space = shared.place(ROOT), space_of(shared)
+    Run(shared)  # settings that do not fit leave no folder
+    with folder.occupied(directory):
+        study = open_study(directory, shared, args.objective)
+        queue(study, space, args.runs, shared.seed)
+        print(f"The search is in {directory}", flush=True)
+        try:
+            search(study, shared, directory, args.jobs, args.objective)
+        except KeyboardInterrupt:
+            print(f"Interrupted. The same command goes on from the last checkpoints: {args.command}")
+            raise
+        report(study, shared, directory, args.objective, args.command)
 
 
 def open_study(directory: Path, shared: Settings, objective: str) -> Any:
@@ -78,7 +79,9 @@ def open_study(directory: Path, shared: Settings, objective: str) -> Any:
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
         study = optuna.create_study(storage=storage, study_name="search", load_if_exists=True)
         before = study.user_attrs.get("identity")
-    except (OSError, ValueError, KeyError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file can make a decoder raise anything
         raise UserError(
             f"{path} is damaged ({error}): delete it; runs that are complete will not be repeated"
         ) from error
@@ -184,9 +187,10 @@ def finished(settings: Settings, directory: Path) -> dict[str, Any] | None:
     """Return what came of a run if it has already been done with these settings."""
     try:
         written = json.loads((directory / "result.json").read_text())
-    except (OSError, ValueError):
+        same = written["settings"] == settings.identity()
+        return {name: written[name] for name in OUTCOME} if same else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # not there, or damaged: the run is done again
         return None
-    return {name: written[name] for name in OUTCOME} if written.get("settings") == settings.identity() else None
 
 
 def report(study: Any, shared: Settings, directory: Path, objective: str, command: str) -> None:

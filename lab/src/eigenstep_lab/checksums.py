@@ -1,7 +1,7 @@
-"""SHA-256 checksums of the files of a checkpoint, in the format of `sha256sum`.
+"""SHA-256 checksums of files, in the format of `sha256sum`.
 
 A checksum tells damage from what was saved: a failing disk, a copy that stopped halfway. It is no signature, because
-whoever can replace a checkpoint can replace its checksum as well; reading a checkpoint must be safe all the same.
+whoever can replace a file can replace a checksum beside it as well; reading the file must be safe all the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..console import atomic_write
+from .console import atomic_write
 
 LINE = re.compile(r"([0-9a-f]{64}) [ *]([A-Za-z0-9_.-]+)")
 CHUNK = 1 << 20

@@ -1,0 +1,91 @@
+"""Figures that were written before are read again only if they are whole, and pages show texts as texts."""
+
+import copy
+import json
+import random
+
+import pytest
+
+from eigenstep_lab.bench import pages
+from eigenstep_lab.console import UserError
+from eigenstep_lab.figures import report
+from eigenstep_lab.results import Curve, Panel, Result, Table, Verdict
+
+ORIGIN = {"seed": 0, "commit": "abc"}
+SCRIPT = "'><script>alert(1)</script>"
+
+
+def section(name="toy", text="text"):
+    curve = Curve([1.0, 2.0], [[1.0, 0.5], [1.0, 0.25]])
+    result = Result(
+        [Panel(text, text, text, {"ours": curve, "paper": curve})],
+        [Verdict(text, text, text, 1.0, 2.0)],
+        [Table(text, [text, text], [[text, text]])],
+    )
+    return report.Section(name, text, text, {"steps": 2, text: text}, text, 1.0, "abc", result)
+
+
+@pytest.fixture
+def written(tmp_path):
+    report.write_figure(tmp_path, section(), ORIGIN)
+    return tmp_path / "toy.json"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "3", "null", '"text"', "{}", "[" * 100_000, '{"panels": [3]}', b"\xed\xa0\x80"]
+)
+def test_a_file_that_is_no_figure(written, content):
+    written.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert report.read_figure(written.parent, section(), ORIGIN) is None
+
+
+def places(plain, at=()):
+    """List all places of a tree of lists and dictionaries."""
+    items = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
+    for key, value in items:
+        yield (*at, key)
+        yield from places(value, (*at, key))
+
+
+def test_a_damaged_figure_is_made_again_or_can_be_shown(written):
+    """Any one value is replaced by something else, or is missing."""
+    whole = json.loads(written.read_text())
+    # The picture is drawn from the same numbers; that takes most of the time, so it is drawn for some.
+    drawn, dice = 0, random.Random(0)
+    for place in places(whole):
+        for junk in (None, 0, -1, 10**400, "junk", [], [[]], {}, {"a": 1}, True, float("inf"), ...):
+            damaged = copy.deepcopy(whole)
+            parent = damaged
+            for key in place[:-1]:
+                parent = parent[key]
+            if junk is ...:
+                del parent[place[-1]]
+            else:
+                parent[place[-1]] = junk
+            written.write_text(json.dumps(damaged))
+            found = report.read_figure(written.parent, section(), ORIGIN)
+            if found is not None and dice.random() < 0.1:
+                drawn += 1
+                report.write_report(written.parent / "report.html", [found], ORIGIN)
+    assert drawn > 3
+
+
+def test_a_page_shows_texts_as_texts(tmp_path):
+    for name in ("done", "failed"):
+        shown = section(SCRIPT, SCRIPT)
+        if name == "failed":
+            shown = report.replace(shown, result=SCRIPT)
+        report.write_report(tmp_path / "report.html", [shown], {SCRIPT: SCRIPT})
+        page = (tmp_path / "report.html").read_text()
+        assert "<script>" not in page
+        assert SCRIPT not in page
+        assert "&#x27;&gt;&lt;script&gt;" in page
+
+
+@pytest.mark.parametrize(
+    "table", [3, [], {"title": 1, "columns": [], "rows": []}, {"title": "", "columns": ["a"], "rows": [["b", "c"]]}]
+)
+def test_pages_refuse_tables_that_are_none(tmp_path, table):
+    (tmp_path / "toy.json").write_text(json.dumps({"command": "x", "result": {"tables": [table]}}))
+    with pytest.raises(UserError, match="does not hold tables of a benchmark"):
+        pages.read(tmp_path / "toy.json")
