@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -11,7 +10,9 @@ from torch import Tensor
 
 from ..core.checks import check_number
 from .distributed.sharded_state import Pieces
-from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, initial_state, layout_of
+from .distributed.sharding import Sharding
+from .distributed.together import own_state
+from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, fixed, initial_state, layout_of
 from .state import State
 
 Groups = Sequence[Mapping[str, Any]]
@@ -26,25 +27,56 @@ LOOSE = {True: 0.5, False: 2.0}
 """How far the squares of a basis' singular values may be from one, whether it is mended at times or never."""
 
 
-def plain_groups(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return parameter groups with names in place of functions, so that files need not hold code."""
-    return [
-        {name: custom_name(value) if name in CUSTOM and callable(value) else value for name, value in group.items()}
-        for group in groups
-    ]
+def to_save(saved: dict[str, Any], groups: Groups, sharding: Sharding | None) -> dict[str, Any]:
+    """Put names in place of functions, so that files need not hold code, and say which parts of the state are here.
+
+    Args:
+        saved: what torch would save.
+        groups: the optimizer's parameter groups.
+        sharding: who owns what, if ranks share the work.
+    """
+    for group in saved["param_groups"]:
+        group.update({name: custom_name(group[name]) for name in CUSTOM if callable(group[name])})
+    if sharding is not None:
+        params = [param for group in groups for param in group["params"]]
+        for index, own in saved["state"].items():
+            if params[index] in sharding:
+                start, total, _ = sharding.part(params[index])
+                saved["state"][index] = {name: Pieces(value, start, total) for name, value in own.items()}
+    return saved
 
 
-def check(
-    state_dict: Mapping[str, Any], groups: Groups, defaults: Mapping[str, Any], name: Name
-) -> tuple[list[dict[str, Any]], dict[Tensor, Mapping[str, Tensor]]]:
-    """Return parameter groups and each parameter's state from a checkpoint; raise unless all of it is right.
+def read(
+    state_dict: Mapping[str, Any],
+    groups: Groups,
+    defaults: Mapping[str, Any],
+    name: Name,
+    sharding: Sharding | None,
+) -> tuple[list[dict[str, Any]], dict[Tensor, State]]:
+    """Return parameter groups and the state of what is stepped here from a checkpoint, which must be right.
 
     Args:
         state_dict: what was loaded.
         groups: the optimizer's own parameter groups.
         defaults: its default options.
         name: tells a parameter's name.
+        sharding: who owns what, if ranks share the work.
     """
+    new_groups, found = _check(state_dict, groups, defaults, name)
+    if sharding is not None:
+        _check_same_layout(new_groups, groups)
+    states = {}
+    for param, own in found.items():
+        if sharding is not None and param in sharding:
+            own = own_state(own, sharding, param, name(param))
+        states[param] = {key: value.to(param.device, copy=True) for key, value in own.items()}
+    return new_groups, states
+
+
+def _check(
+    state_dict: Mapping[str, Any], groups: Groups, defaults: Mapping[str, Any], name: Name
+) -> tuple[list[dict[str, Any]], dict[Tensor, Mapping[str, Tensor]]]:
+    """Return parameter groups and each parameter's state from a checkpoint; raise unless all of it is right."""
     saved_groups, saved_state = check_outline(state_dict)
     if len(saved_groups) != len(groups):
         raise ValueError(
@@ -72,10 +104,10 @@ def check(
     return new_groups, states
 
 
-def check_same_layout(saved: Sequence[Mapping[str, Any]], groups: Groups) -> None:
+def _check_same_layout(saved: Sequence[Mapping[str, Any]], groups: Groups) -> None:
     """Raise unless parameters are laid out as before; while ranks share the work, nothing else is possible."""
     for index, (new, old) in enumerate(zip(saved, groups, strict=True)):
-        if itemgetter(*LAYOUT)({**old, **new}) != itemgetter(*LAYOUT)(old):
+        if fixed({**old, **new}) != fixed(old):
             raise ValueError(
                 f"state_dict does not fit: {', '.join(LAYOUT)} of group {index} cannot change while ranks share the "
                 "work; make a new optimizer with those of the checkpoint"

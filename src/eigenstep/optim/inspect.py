@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +14,7 @@ from torch import Tensor
 from .distributed.sharding import Candidate, describe
 from .layout import Layout
 from .options import initial_state, interval_at, layout_of
+from .state import State
 
 if TYPE_CHECKING:
     from .spectral import Spectral
@@ -94,7 +95,36 @@ def matmul_flops(layout: Layout, group: Mapping[str, Any], interval: int) -> flo
     return total
 
 
-def spectra_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
+def name_of(param: Tensor, groups: Sequence[Mapping[str, Any]]) -> str:
+    """Return a parameter's name, or its place among the parameter groups."""
+    for index, group in enumerate(groups):
+        for place, other in enumerate(group["params"]):
+            if other is param:
+                return str(group["param_names"][place]) if "param_names" in group else f"group {index} #{place}"
+    return "unknown parameter"
+
+
+def summary_of(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, State]) -> Summary:
+    """Describe all parameters."""
+    return Summary(
+        summarize(name_of(param, groups), param, layout_of(group, param), states.get(param, {}), group)
+        for group in groups
+        for param in group["params"]
+        if param.numel()
+    )
+
+
+def spectra_of(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, State]) -> dict[str, dict[str, Any]]:
+    """Return the spectra of all parameters of which there is a basis here, by name."""
+    return {
+        name_of(param, groups): _spectra(states[param])
+        for group in groups
+        for param in group["params"]
+        if any(name.startswith("basis") and len(basis) for name, basis in states.get(param, {}).items())
+    }
+
+
+def _spectra(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return eigenvalues (descending), condition number and speed of rotation of each axis."""
     axes = sorted(int(name.removeprefix("eigs_")) for name in state if name.startswith("eigs_"))
     found: dict[str, Any] = {"scale": state["scale"].double().square()}

@@ -59,7 +59,8 @@ FOREIGN = {
 GO, SKIP, RAISE = range(3)
 """What to do about the gradients of a step: take it, leave it out, or raise an error."""
 LAYOUT = ("structure", "max_dim", "max_ratio", "long_sides")
-"""Options that decide how a parameter is laid out; they are fixed once it has state."""
+fixed = itemgetter(*LAYOUT)
+"""Options that decide how a parameter is laid out, and what returns them; they are fixed once it has state."""
 PAPER: Mapping[str, Any] = {
     "betas": (0.9, 0.95),
     "eigenvalues": "kronecker",
@@ -137,12 +138,26 @@ def check_group(group: Mapping[str, Any]) -> None:
         raise ValueError('capturable=True needs interval=1 and nonfinite="ignore", which do not depend on the host')
 
 
+def check_parameters(group: Mapping[str, Any], distributed: bool) -> None:
+    """Raise unless all parameters of a group can be stepped.
+
+    Args:
+        group: parameters and options.
+        distributed: whether ranks may share the work.
+    """
+    for param in group["params"]:
+        if hasattr(param, "device_mesh") and not distributed:
+            raise ValueError("DTensor parameters cannot be stepped with distributed=False: pass distributed=True")
+        if param.numel():
+            layout_of(group, param)  # raises if there is none
+
+
 def _check_names(group: Mapping[str, Any]) -> None:
     """Raise if there is an option that does not exist."""
     known = {*OPTIONS, *FOREIGN}
     for name in group:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
+            near = difflib.get_close_matches(str(name), known, 1, 0.7)
             hint = f"did you mean {near[0]}?" if near else "Spectral has no such option for parameter groups"
             raise ValueError(f"unknown option {name!r} in a parameter group: {hint}")
 
@@ -253,6 +268,20 @@ def custom_name(function: object) -> str:
     """Return what checkpoints hold in place of a user's own function."""
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{CUSTOM_PREFIX}{named.__module__}.{named.__qualname__}"
+
+
+def nonfinite_sentence(names: Sequence[str], curvature: bool) -> str:
+    """Say what is not finite.
+
+    Args:
+        names: parameters with such gradients.
+        curvature: whether curvature was given, which may be to blame if no gradient is.
+    """
+    where = names[:5] or ["the curvature" if curvature else "a parameter on another rank"]
+    return (
+        f"gradient of {', '.join(where)} has NaN or infinite entries; nothing was changed. Lower the learning rate, "
+        'clip gradients, or pass nonfinite="skip" to skip such steps'
+    )
 
 
 def layout_of(group: Group, param: Tensor) -> Layout:

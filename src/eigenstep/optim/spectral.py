@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -14,34 +14,19 @@ from torch.optim import Optimizer
 from ..core.curvature import OuterProducts
 from ..core.generators import Rotation
 from ..core.maps import Orthogonal
-from . import checkpoint, kernel
-from .distributed.sharded_state import Pieces
-from .distributed.sharding import OFF, Sharding, is_sharded, local_gradient, wanted
-from .distributed.together import begin, own_state
-from .inspect import Summary, spectra_of, summarize
+from . import checkpoint, kernel, options
+from .compiled import compiled
+from .distributed.sharding import OFF, Sharding, local_gradient, wanted
+from .distributed.together import begin, directions_here
+from .inspect import Summary, name_of, spectra_of, summary_of
 from .layout import Stack, Stacks
-from .options import (
-    FAST,
-    GO,
-    LAYOUT,
-    PAPER,
-    RAISE,
-    Work,
-    check_gradient,
-    check_group,
-    initial_state,
-    layout_of,
-    nonfinite,
-    rates_of,
-    rule_of,
-    turns_at,
-)
+from .options import GO, RAISE
 from .rounding import add_stochastically
 from .user_curvature import padded, vectors_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Interval = int | list[tuple[int, int]]
-Look = tuple[Work, Mapping[Tensor, Tensor], Tensor | None]
+Look = tuple[options.Work, Mapping[Tensor, Tensor], Tensor | None]
 """Parameters that have gradients, curvature vectors, and what to do if something is not finite."""
 
 
@@ -161,7 +146,7 @@ class Spectral(Optimizer):
         """
         own = ("self", "params", "compile", "distributed", "__class__")
         defaults = {k: v for k, v in locals().items() if k not in (*own, "own")}
-        check_group(defaults)
+        options.check_group(defaults)
         defaults["betas"] = tuple(betas)
         self._compile, self._distributed = compile, distributed
         self._prepare()
@@ -169,49 +154,43 @@ class Spectral(Optimizer):
 
     def _prepare(self) -> None:
         """Set up what copies and checkpoints leave out."""
-        self._kernel = _compiled_kernel() if self._compile else kernel.step
+        self._kernel = compiled(kernel.step) if self._compile else kernel.step
         self._stacks: dict[tuple[int, int], Stacks] = {}
         self._layouts = {
-            id(group): itemgetter(*LAYOUT)(group)
+            id(group): options.fixed(group)
             for group in getattr(self, "param_groups", [])
             if any(self.state.get(param) for param in group["params"])
         }
         self._sharding: Sharding | None = getattr(self, "_sharding", None)
 
     @classmethod
-    def paper(cls, params: Params, lr: float = 1e-3, **options: Any) -> Spectral:
+    def paper(cls, params: Params, lr: float = 1e-3, **changes: Any) -> Spectral:
         """The paper's recipe for networks: Kronecker eigenvalues, normalized rotation, truncated maps, every 2 steps.
 
         Args:
             params: as for the constructor.
             lr: learning rate.
-            **options: any other argument of the constructor overrides the recipe.
+            **changes: any other argument of the constructor overrides the recipe.
         """
-        return cls(params, lr, **{**PAPER, **options})
+        return cls(params, lr, **{**options.PAPER, **changes})
 
     @classmethod
-    def fast(cls, params: Params, lr: float = 1e-3, **options: Any) -> Spectral:
+    def fast(cls, params: Params, lr: float = 1e-3, **changes: Any) -> Spectral:
         """At most Muon's price: like the default, but long sides are cut into square blocks.
 
         Args:
             params: as for the constructor.
             lr: learning rate.
-            **options: any other argument of the constructor.
+            **changes: any other argument of the constructor.
         """
-        return cls(params, lr, **{**FAST, **options})
+        return cls(params, lr, **{**options.FAST, **changes})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with any options of their own."""
-        check_group({**self.defaults, **param_group})
+        options.check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
-            for param in self.param_groups[-1]["params"]:
-                if is_sharded(param) and not self._distributed:
-                    raise ValueError(
-                        "DTensor parameters cannot be stepped with distributed=False: pass distributed=True"
-                    )
-                if param.numel():
-                    layout_of(self.param_groups[-1], param)  # raises if there is none
+            options.check_parameters(self.param_groups[-1], self._distributed)
         except ValueError:
             self.param_groups.pop()
             raise
@@ -249,11 +228,7 @@ class Spectral(Optimizer):
             verdict = GO if flag is None else int(flag)
         if verdict == RAISE:
             bad = [p for _, params in work for p in params if not torch.isfinite(local_gradient(p)).all()]
-            where = list(map(self._name, bad[:5])) or ["the curvature" if samples else "a parameter on another rank"]
-            raise ValueError(
-                f"gradient of {', '.join(where)} has NaN or infinite entries; nothing was changed. Lower the "
-                'learning rate, clip gradients, or pass nonfinite="skip" to skip such steps'
-            )
+            raise ValueError(options.nonfinite_sentence(list(map(self._name, bad)), bool(samples)))
         if verdict == GO:
             for group, params in work:
                 self._step_group(group, params, samples)
@@ -262,52 +237,44 @@ class Spectral(Optimizer):
         """Check everything that a step needs, and change nothing."""
         work = []
         for group in self.param_groups:
-            if self._layouts.get(id(group)) not in (None, itemgetter(*LAYOUT)(group)):
-                raise ValueError(f"{', '.join(LAYOUT)} cannot change after the first step: make a new optimizer")
+            if self._layouts.get(id(group)) not in (None, options.fixed(group)):
+                raise ValueError(
+                    f"{', '.join(options.LAYOUT)} cannot change after the first step: make a new optimizer"
+                )
             params = []
             for param in group["params"]:
                 if param.grad is not None and param.numel():
-                    check_gradient(param)
+                    options.check_gradient(param)
                     params.append(param)
             work.append((group, params))
         samples = vectors_of(curvature, self.param_groups) if curvature else {}
         if self._sharding is None:
-            return work, samples, nonfinite(work, samples, attrgetter("grad"))
+            return work, samples, options.nonfinite(work, samples, attrgetter("grad"))
         if samples:
             raise ValueError(f"curvature cannot be given while ranks share the work: leave it out, {OFF}")
-        return work, samples, nonfinite(work, samples, local_gradient)
+        return work, samples, options.nonfinite(work, samples, local_gradient)
 
     def _step_group(self, group: dict[str, Any], params: list[Tensor], samples: Mapping[Tensor, Tensor]) -> None:
-        turn = turns_at(group, group["count"])
+        turn = options.turns_at(group, group["count"])
         group["count"] += 1
         if params or self._sharding is not None:
-            self._layouts[id(group)] = itemgetter(*LAYOUT)(group)
+            self._layouts[id(group)] = options.fixed(group)
         if self._sharding is None:
             for stack in self._arranged(group, params):
                 gradients: list[Tensor] = list(map(attrgetter("grad"), stack.params))
                 self._apply(group, stack.params, self._directions(group, stack, gradients, samples, turn))
         elif params:
-
-            def directions(own: list[Tensor], gradients: list[Tensor], tag: int) -> list[Tensor]:
-                given, found = dict(zip(own, gradients, strict=True)), dict[Tensor, Tensor]()
-                for stack in self._arranged(group, own, tag):
-                    steps = self._directions(group, stack, [given.pop(p) for p in stack.params], {}, turn)
-                    found.update(zip(stack.params, steps, strict=True))
-                return [found[p] for p in own]
-
+            arranged = partial(self._arranged, group)
+            compute = partial(self._directions, group, samples={}, turn=turn)
             # Replicas of a shard must be rounded alike, whatever random numbers their ranks have used.
-            self._sharding.step(params, directions, partial(self._apply, group, seed=group["count"]))
+            apply = partial(self._apply, group, seed=group["count"])
+            self._sharding.step(params, directions_here(arranged, compute), apply)
 
     def _directions(
-        self,
-        group: dict[str, Any],
-        stack: Stack,
-        gradients: list[Tensor],
-        samples: Mapping[Tensor, Tensor],
-        turn: bool,
+        self, group: dict[str, Any], stack: Stack, gradients: list[Tensor], samples: Mapping[Tensor, Tensor], turn: bool
     ) -> list[Tensor]:
         """Learn from the gradients of a stack and return the directions to go along."""
-        rates = rates_of(group, stack.state["scale"])
+        rates = options.rates_of(group, stack.state["scale"])
         gradient = stack.gather(gradients)
         vectors = None
         if samples and not samples.keys().isdisjoint(stack.params):
@@ -316,14 +283,10 @@ class Spectral(Optimizer):
         if group["nonfinite"] == "ignore":
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
             vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
-        return stack.scatter(self._kernel(gradient, vectors, stack.state, rule_of(group), rates, turn))
+        return stack.scatter(self._kernel(gradient, vectors, stack.state, options.rule_of(group), rates, turn))
 
     def _apply(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        directions: list[Tensor],
-        seed: int | None = None,
+        self, group: dict[str, Any], params: list[Tensor], directions: list[Tensor], seed: int | None = None
     ) -> None:
         """Move the parameters; the directions are used up."""
         lr, weight_decay = group["lr"], group["weight_decay"]
@@ -346,19 +309,15 @@ class Spectral(Optimizer):
             params: the parameters.
             tag: parameters that are stepped at different times must not be in one stack; this number tells times apart.
         """
-        layout = partial(layout_of, group) if self._sharding is None else self._sharding.layout
+        layout = partial(options.layout_of, group) if self._sharding is None else self._sharding.layout
         if (id(group), tag) not in self._stacks:
             self._stacks[id(group), tag] = Stacks()
         return self._stacks[id(group), tag].arrange(
-            params, self.state, layout, partial(initial_state, group), group["foreach"]
+            params, self.state, layout, partial(options.initial_state, group), group["foreach"]
         )
 
     def _name(self, param: Tensor) -> str:
-        for index, group in enumerate(self.param_groups):
-            for place, other in enumerate(group["params"]):
-                if other is param:
-                    return str(group["param_names"][place]) if "param_names" in group else f"group {index} #{place}"
-        return "unknown parameter"
+        return name_of(param, self.param_groups)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a checkpoint needs; of state that ranks share, this rank's part.
@@ -366,15 +325,7 @@ class Spectral(Optimizer):
         The names are the same on all ranks. Parts are meant for ``torch.distributed.checkpoint``, which puts them
         together; saving them in any other way raises an error.
         """
-        saved = super().state_dict()
-        saved["param_groups"] = checkpoint.plain_groups(saved["param_groups"])
-        if self._sharding is not None:
-            params = [param for group in self.param_groups for param in group["params"]]
-            for index, own in saved["state"].items():
-                if params[index] in self._sharding:
-                    start, total, _ = self._sharding.part(params[index])
-                    saved["state"][index] = {name: Pieces(value, start, total) for name, value in own.items()}
-        return saved
+        return checkpoint.to_save(super().state_dict(), self.param_groups, self._sharding)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned, every tensor in the number format it was saved in.
@@ -383,20 +334,20 @@ class Spectral(Optimizer):
         share the work, each takes its part of a whole state, or has the parts that were its own.
         """
         checkpoint.check_outline(state_dict)
+        functions: list[dict[str, Any]] = []
         states: dict[Tensor, dict[str, Tensor]] = {}
 
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            groups, found = checkpoint.check(given, self.param_groups, self.defaults, self._name)
-            if self._sharding is not None:
-                checkpoint.check_same_layout(groups, self.param_groups)
-            for param, own in found.items():
-                if self._sharding is not None and param in self._sharding:
-                    own = own_state(own, self._sharding, param, self._name(param))
-                states[param] = {name: value.to(param.device, copy=True) for name, value in own.items()}
+            groups, found = checkpoint.read(given, self.param_groups, self.defaults, self._name, self._sharding)
+            functions.extend({name: group[name] for name in options.CUSTOM if name in group} for group in groups)
+            states.update(found)
             return {"state": {}, "param_groups": groups}
 
         def keep(_: Optimizer) -> None:
-            # Not left to torch, which casts state to the parameter's format: that would ruin eigenvalues.
+            # Not left to torch, which copies functions, and casts state to the parameter's format: that would ruin
+            # eigenvalues.
+            for group, own in zip(self.param_groups, functions, strict=True):
+                group.update(own)
             self.state.update(states)
             self._prepare()
 
@@ -425,32 +376,11 @@ class Spectral(Optimizer):
 
     def summary(self) -> Summary:
         """Tell structure, memory and matrix-product work per step of each parameter; ``print`` it to see a table."""
-        return Summary(
-            summarize(self._name(param), param, layout_of(group, param), self.state.get(param, {}), group)
-            for group in self.param_groups
-            for param in group["params"]
-            if param.numel()
-        )
+        return summary_of(self.param_groups, self.state)
 
     def spectra(self) -> dict[str, dict[str, Any]]:
         """Return, for each parameter with a basis, its eigenvalues, condition number and speed of rotation.
 
         Where ranks share the work, each tells about what it steps itself.
         """
-        return {
-            self._name(param): spectra_of(self.state[param])
-            for group in self.param_groups
-            for param in group["params"]
-            if any(name.startswith("basis") and len(basis) for name, basis in self.state.get(param, {}).items())
-        }
-
-
-def _compiled_kernel() -> Callable[..., Tensor]:
-    compiled = torch.compile(kernel.step, fullgraph=True, dynamic=False)
-
-    def step(*arguments: Any) -> Tensor:
-        # One program for each kind of stack, turning or not: more than the few that torch allows for one function.
-        with torch._dynamo.config.patch(recompile_limit=256):
-            return compiled(*arguments)
-
-    return step
+        return spectra_of(self.param_groups, self.state)

@@ -14,7 +14,7 @@ from ..options import GO, initial_state
 from ..state import State
 from . import agreement
 from .sharded_state import own_part
-from .sharding import Candidate, Sharding
+from .sharding import Candidate, Directions, Sharding
 
 Groups = Sequence[dict[str, Any]]
 Name = Callable[[Tensor], str]
@@ -62,6 +62,24 @@ def own_state(state: Mapping[str, Tensor], sharding: Sharding, param: Tensor, na
     """Return the state of the pieces of a parameter that are stepped here, so that all ranks have the same names."""
     start, total, layout = sharding.part(param)
     return {key: own_part(tensor, start, layout.pieces, total, name) for key, tensor in state.items()}
+
+
+def directions_here(arranged: Callable[..., Any], compute: Callable[..., list[Tensor]]) -> Directions:
+    """Return what computes the steps of the parts that this rank owns, stack by stack.
+
+    Args:
+        arranged: puts parameters into stacks.
+        compute: computes the steps of a stack, given gradients.
+    """
+
+    def directions(own: list[Tensor], gradients: list[Tensor], tag: int) -> list[Tensor]:
+        given, found = dict(zip(own, gradients, strict=True)), dict[Tensor, Tensor]()
+        for stack in arranged(own, tag):
+            steps = compute(stack, [given.pop(param) for param in stack.params])
+            found.update(zip(stack.params, steps, strict=True))
+        return [found[param] for param in own]
+
+    return directions
 
 
 def _candidates(sharding: Sharding, groups: Groups) -> dict[Tensor, Candidate]:
