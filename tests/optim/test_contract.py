@@ -104,7 +104,12 @@ class TestContract:
     def test_any_combination(self, options: dict[str, Any], shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
         rarely_mended = "reorthonormalize" in options and (options["reorthonormalize"] == 0 or "cap" in options)
         if rarely_mended or options.get("damping") == 0 or options.get("basis_lr") == 1.0:
-            options = {**options, "maps": "truncated", "cap": 0.1}  # without any safeguard, bases drift or degenerate
+            options = {
+                **options,
+                "maps": "truncated",
+                "cap": 0.1,
+                "relative_damping": True,
+            }  # without any safeguard, bases drift or degenerate
         check_contract(options, dtype, shapes)
 
     def test_state_needs_no_gradient(self) -> None:

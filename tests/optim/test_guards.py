@@ -259,6 +259,28 @@ class TestBases:
         assert torch.isfinite(w).all()
 
 
+class TestDamping:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+    @pytest.mark.parametrize("options", [{"eigenvalues": "kronecker"}, {"structure": "diagonal"}], ids=str)
+    def test_sparse_gradients_without_any(self, options: dict[str, Any], dtype: torch.dtype) -> None:
+        for seed in range(3):
+            torch.manual_seed(seed)
+            w = nn.Parameter(torch.zeros(16, 8, dtype=dtype))
+            optimizer = Spectral([w], lr=1.0, weight_decay=0.0, damping=0.0, **options)
+            for _ in range(200):
+                before = w.detach().clone()
+                w.grad = torch.randn(16, 8, dtype=dtype) * (torch.rand(16, 8) < 0.05)
+                optimizer.step()
+                assert (w - before).abs().amax() < 100
+
+    def test_products_need_some(self) -> None:
+        w = nn.Parameter(torch.ones(2, 2))
+        with pytest.raises(ValueError, match='damping must be greater than 0 for eigenvalues="kronecker"'):
+            Spectral.paper([w], damping=0.0)
+        with pytest.raises(ValueError, match="hardly seen a gradient"):
+            Spectral([w], eigenvalues="kronecker", relative_damping=False, damping=0)
+
+
 class TestMemory:
     def test_parts_of_stacks_do_not_hold_the_whole(self) -> None:
         """Layers of one shape whose gradients vanish one by one."""

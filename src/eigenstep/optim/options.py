@@ -38,6 +38,8 @@ RANGES: Mapping[str, tuple[float, float]] = {
 }
 POSITIVE: Mapping[str, float] = {"root": float("inf"), "cap": float("inf"), "clip": float("inf"), "basis_lr": 2.0}
 """Options that must be greater than 0 (if not ``None``), and their upper limits."""
+LEAST_DAMPING = 1e-12
+"""Relative damping of products of eigenvalues: with less, sparse gradients lead to steps of any length."""
 CUSTOM_PREFIX = "custom: "
 LONGEST = 0.6
 """The largest ``cap``: here the truncated Cayley map shortens vectors by 1.7 %."""
@@ -134,6 +136,11 @@ def check_group(group: Mapping[str, Any]) -> None:
         if group[name] not in (None, torch.float64, torch.float32, torch.bfloat16):
             raise ValueError(f"{name} must be None, float64, float32 or bfloat16, got {group[name]!r}")
     _check_rotations(group)
+    if group["damping"] == 0 and group["eigenvalues"] == "kronecker" and not group["relative_damping"]:
+        raise ValueError(
+            'damping must be greater than 0 for eigenvalues="kronecker" with relative_damping=False: without any, '
+            "directions that have hardly seen a gradient get steps of any length"
+        )
     if group["capturable"] and (group["interval"] != 1 or group["nonfinite"] != "ignore"):
         raise ValueError('capturable=True needs interval=1 and nonfinite="ignore", which do not depend on the host')
 
@@ -299,9 +306,10 @@ def rates_of(group: Group, like: Tensor) -> Rates:
     """Return the numbers of a step, in the number format and on the device of a tensor."""
     beta1, beta2 = group["betas"]
     basis = 1 - beta2 if group["basis_lr"] is None else group["basis_lr"]
+    floor = LEAST_DAMPING if group["eigenvalues"] == "kronecker" and group["relative_damping"] else 0.0
     # Filled in on the device: copying a number to it would wait for it.
     number = partial(torch.full, (), dtype=like.dtype, device=like.device)
-    return Rates(*map(number, (beta1, beta2, basis, group["damping"])))
+    return Rates(*map(number, (beta1, beta2, basis, max(floor, group["damping"]))))
 
 
 def initial_state(group: Group, param: Tensor, layout: Layout, device: torch.device | str | None = None) -> State:

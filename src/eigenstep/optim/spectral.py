@@ -115,7 +115,8 @@ class Spectral(Optimizer):
 
         Args:
             decay: the paper's gamma between 0 (AdaGrad) and 1 (running average).
-            damping: the paper's lambda, added to the curvature, in units of its mean eigenvalue.
+            damping: the paper's lambda, added to the curvature, in units of its mean eigenvalue; products of
+                eigenvalues get at least 1e-12.
             relative_damping: whether ``damping`` is in those units; if not, it is an absolute number as in the paper.
             start: how fast the first gradients are forgotten. 1 starts running averages of curvature as means, as
                 Adam's bias correction does; larger values forget as ``start / t``; 0 keeps all rates constant.
