@@ -1,6 +1,7 @@
 """Whatever torch's default device and number format are: tensors stay where they are and what they are."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ def numbers() -> list[Tensor]:
     found = []
     for S in matrices():
         found += [S.dense(0.3), S.trace(), S.logdet(), S.condition(), S.solve(random(5, *S.sizes))]
+        found += [S.sample((2,), generator=torch.Generator("cpu").manual_seed(0))]
         for curvature in curvatures(S):
             found += project(S, curvature)
             for options in ({}, {"rotation": "normalized", "orthogonal": "quadratic", "damping": 0.1}):
@@ -106,6 +108,27 @@ def test_generators_keep_the_format(rotation: generators.Rotation) -> None:
     found = rotation(eigs.float(), average.float())
     assert found.dtype == torch.float32
     assert (found - rotation(eigs, average)).abs().max() < 1e-5 * found.abs().max()
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_projections_have_the_format_of_the_eigenvalues(dtype: torch.dtype) -> None:
+    for S in matrices():
+        for curvature in curvatures(S):
+            name = "matrix" if isinstance(curvature, Dense) else "vectors"
+            rounded = replace(curvature, **{name: getattr(curvature, name).to(dtype)})
+            for wide in (torch.float32, torch.float64):
+                for one, other in zip(project(S.to(wide), rounded), project(S, curvature), strict=True):
+                    assert one.dtype == wide
+                    assert (one - other).abs().max() <= 8 * torch.finfo(dtype).eps * other.abs().max() + 1e-5
+            basis_too = project(S.to(torch.bfloat16), rounded)
+            assert {one.dtype for one in basis_too} == {torch.float32}
+
+
+@pytest.mark.parametrize("basis", [torch.float64, torch.bfloat16], ids=str)
+def test_samples_have_the_format_of_the_eigenvalues(basis: torch.dtype) -> None:
+    S = Full(torch.eye(3, dtype=basis), torch.ones(3, dtype=torch.float64))
+    assert S.sample((2,)).dtype == torch.float64
+    assert S.solve(torch.ones(3, dtype=torch.float16)).dtype == torch.float16
 
 
 @pytest.mark.parametrize("rule", [Rule(), Rule(grafting="adam", clip=1.0), Rule(maps="exact", rotation="normalized")])

@@ -80,11 +80,12 @@ def test_truncated_cayley(cap: float | None, form: formulas.Format) -> None:
         assert abs(found[at] - formulas.truncated_cayley(N[at], cap, form)).max() < 1e-14
 
 
-def test_truncated_cayley_is_capped_by_default() -> None:
+def test_maps_are_capped_by_default() -> None:
     N = skew(1.0)
-    found = maps.truncated_cayley(torch.from_numpy(N)).numpy()
+    truncated, quadratic = (f(torch.from_numpy(N)).numpy() for f in (maps.truncated_cayley, maps.quadratic))
     for at in range(len(N)):
-        assert abs(found[at] - formulas.truncated_cayley(N[at], 0.6)).max() < 1e-14
+        assert abs(truncated[at] - formulas.truncated_cayley(N[at], 0.6)).max() < 1e-14
+        assert abs(quadratic[at] - formulas.quadratic_cayley(N[at], 0.5)).max() < 1e-14
 
 
 def test_cayley_and_its_inverse() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from .comparison import assert_same
+from .comparison import assert_same, stream
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "no momentum": {"betas": (0.0, 0.95)},
@@ -101,7 +101,17 @@ def test_corrected_layout(name: str) -> None:
     assert_same(shape, damping=0.01, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"grafting": "adam"}, {"clip": 0.5}, {"residual": True}], ids=str)
+WITH_BLOCKS: list[dict[str, Any]] = [
+    {},
+    {"grafting": "adam"},
+    {"clip": 0.5},
+    {"residual": True},
+    {"interval": 3, "start": 0.0},
+    {"interval": 3, "start": 0.0, "residual": True, "eigenvalues": "kronecker"},
+]
+
+
+@pytest.mark.parametrize("options", WITH_BLOCKS, ids=str)
 def test_blocks_with(options: dict[str, Any]) -> None:
     assert_same((8, 6), max_dim=3, **options)
 
@@ -109,6 +119,12 @@ def test_blocks_with(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("grafting", ["adam", "rms"])
 def test_stacked_layers_have_sizes_of_their_own(grafting: str) -> None:
     assert_same([(4, 3), (4, 3), (3, 4)], grafting=grafting, clip=1.0)
+
+
+def test_entries_of_adams_step_are_limited() -> None:
+    """When gradients vanish, momentum outlives the mean square: entries of their quotient count as at most ten."""
+    gradients = [[gradient if at < 3 else 0 * gradient] for at, gradient in enumerate(stream((4, 3), 30))]
+    assert_same((4, 3), gradients=gradients, grafting="adam", betas=(0.9, 0.05))
 
 
 @pytest.mark.parametrize("structure", ["axes", "full"])

@@ -151,7 +151,7 @@ def _project_outer_products(S: SPD, curvature: OuterProducts) -> tuple[Tensor, .
             f"curvature.weights must have shape (K,) or (K, *{tuple(batch)}), got {tuple(curvature.weights.shape)}"
         )
     rotated = S.rotate(vectors).to(dtype).expand(count, *batch, *sizes)
-    weights = torch.ones(count, dtype=dtype, device=rotated.device) if curvature.weights is None else curvature.weights
+    weights = torch.ones(count, device=rotated.device) if curvature.weights is None else curvature.weights
     weights = weights.to(dtype).reshape(*weights.shape, *[1] * (1 + len(batch) - weights.ndim)).expand(count, *batch)
     shift = torch.as_tensor(curvature.shift, dtype=dtype, device=rotated.device)
     if shift.shape not in ((), batch):
@@ -186,7 +186,7 @@ def _project_dense(S: SPD, curvature: Dense) -> tuple[Tensor, ...]:
     # Rotate the columns, then the rows; either way the events are laid out in front of the batch.
     for _ in range(2):
         events = matrix.movedim(-1, 0).reshape(total, *batch, *sizes)
-        matrix = S.rotate(events).to(matrix.dtype).reshape(total, *batch, total).movedim(0, -2)
+        matrix = S.rotate(events).reshape(total, *batch, total).movedim(0, -2)
     tensor = matrix.reshape(*batch, *sizes, *sizes)
 
     projected = []

@@ -156,7 +156,7 @@ def nearest_kronecker(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str]
     """
     batch, count = matrix.shape[:-2], len(sizes)
     tensor = matrix.reshape(*batch, *sizes, *sizes)
-    factors = [torch.eye(n, dtype=matrix.dtype, device=matrix.device).expand(*batch, n, n) for n in sizes]
+    factors = [torch.eye(n, dtype=matrix.dtype, device=matrix.device) for n in sizes]
     rows, cols = "abcdefghijkl"[:count], "mnopqrstuvwx"[:count]
     for _ in range(MAX_SWEEPS):
         before = list(factors)
@@ -165,7 +165,7 @@ def nearest_kronecker(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str]
             spec = ",".join([f"...{rows}{cols}", *(f"...{rows[k]}{cols[k]}" for k in others)])
             inner = torch.einsum(f"{spec}->...{rows[at]}{cols[at]}", tensor, *(factors[k] for k in others))
             norms = [torch.linalg.matrix_norm(factors[k], keepdim=True) ** 2 for k in others]
-            factors[at] = _restrict(inner / math.prod(norms, start=torch.ones_like(inner[..., :1, :1])), kind)
+            factors[at] = _restrict(inner / math.prod(norms), kind)
         changes = [((f - b).abs().amax() / f.abs().amax()) for f, b in zip(factors, before, strict=True)]
         if max(changes) < 16 * torch.finfo(matrix.dtype).eps:
             break

@@ -118,7 +118,7 @@ class SPD(ABC):
         spectrum = self.spectrum
         shape = (*lead, *spectrum.shape)
         noise = torch.randn(shape, generator=generator, dtype=spectrum.dtype, device=spectrum.device)
-        return self.unrotate(noise * spectrum.pow(power / 2)).to(spectrum.dtype)
+        return self.unrotate(noise * spectrum.pow(power / 2))
 
     def check_event(self, x: Tensor, name: str = "x") -> None:
         """Raise unless ``x`` is something this matrix can act on."""
