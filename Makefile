@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test mutants lint format bench figures docs clean
+.PHONY: help demo test soak mutants lint format bench figures docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ demo: $(VENV)/.has-lab ## See the library's main job at work
 
 test: $(VENV)/.has-lab $(VENV)/.has-dev $(VENV)/.has-trainers $(VENV)/.has-cluster ## Run every test, in parallel (PYTEST_ARGS="-k name" selects)
 	$(BIN)/pytest -n auto $(PYTEST_ARGS)
+
+soak: $(VENV)/.has-lab ## Try thousands of random configurations for 15 minutes: does anything break?
+	$(BIN)/eigenstep soak --minutes 15 --seed 0 $(SOAK)
 
 mutants: $(VENV)/.has-dev $(VENV)/.has-mutants ## Change the arithmetic in thousands of small ways: do the tests notice? Takes an hour or two (MUTANTS=name selects)
 	$(BIN)/python tests/oracles/mutants.py $(MUTANTS)

@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, Command] = {
     "doctor": Command("eigenstep_lab.doctor", "what this machine can do: torch, bf16, peers, data"),
     "reproduce": Command("eigenstep_lab.figures.reproduce", "make the figures of the paper, with verdicts"),
     "data": Command("eigenstep_lab.data.command", "list, fetch and check the datasets", computes=False),
+    "soak": Command("eigenstep_lab.soak", "try thousands of random configurations, and look for what breaks"),
     "bench": Command("eigenstep_lab.bench", "measure eigenstep against other methods", computes=False),
 }
 

@@ -1,0 +1,64 @@
+"""Files that are damaged at random: every reader says so in a sentence, and none returns something else."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from eigenstep.search import History, Search
+
+from ..console import UserError
+from ..train import checkpoint
+from .training import check
+
+
+def damage_files(chance: np.random.Generator) -> dict[str, int]:
+    """Write a checkpoint and a history, damage each in some ways, and try to read them."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, noticed = Path(name), 0
+        weights = torch.from_numpy(chance.standard_normal((5, 7)))
+        path = checkpoint.save(folder, 1, {"weights": weights, "step": 1, "text": "ä"})
+        check(torch.equal(checkpoint.load(path)["weights"], weights), "a checkpoint is not what was saved")
+        whole = path.read_bytes()
+        for _ in range(5):
+            path.write_bytes(_damaged(chance, whole))
+            try:
+                checkpoint.load(path)
+            except UserError:
+                noticed += 1
+            else:
+                check(path.read_bytes() == whole, "a damaged checkpoint was read")
+        noticed += _damage_history(chance, folder / "history.npz")
+    return {"damaged files": 10, "damage noticed": noticed}
+
+
+def _damage_history(chance: np.random.Generator, path: Path) -> int:
+    search, noticed = Search(np.zeros(3), 1.0, seed=0), 0
+    for _ in range(3):
+        points = np.asarray(search.ask())
+        search.tell(points, (points**2).sum(-1))
+    search.history.save(path)
+    whole = path.read_bytes()
+    for _ in range(5):
+        path.write_bytes(_damaged(chance, whole))
+        try:
+            History.load(path)  # a byte between its entries may mean nothing
+        except ValueError:
+            noticed += 1
+    return noticed
+
+
+def _damaged(chance: np.random.Generator, whole: bytes) -> bytes:
+    """Flip bits, cut, lengthen or exchange."""
+    place, other = (int(chance.integers(len(whole))) for _ in range(2))
+    way = chance.integers(4)
+    if way == 0:
+        return whole[:place] + bytes([whole[place] ^ (1 << int(chance.integers(8)))]) + whole[place + 1 :]
+    if way == 1:
+        return whole[:place]
+    if way == 2:
+        return whole[:place] + chance.bytes(int(chance.integers(1, 100))) + whole[place:]
+    return whole[:place] + whole[other : other + 64] + whole[place + 64 :]
