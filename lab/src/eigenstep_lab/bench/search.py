@@ -98,7 +98,7 @@ def kept(path: Path, compute: Any) -> Any:
         write_json(path, compute())
     try:
         return json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}): delete it, and it will be computed again") from error
 
 

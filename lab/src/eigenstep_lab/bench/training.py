@@ -123,7 +123,7 @@ def execute(runs: list[Run], directory: Path, jobs: int, title: str) -> dict[Run
 def _read(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
-    except ValueError as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a result of this benchmark ({error}); delete it to compute it anew") from error
 
 
