@@ -315,6 +315,33 @@ def whole_states(_: Path) -> Any:
     return weights(alone), found
 
 
+@on_ranks(2)
+def refused_loads(_: Path) -> Any:
+    """Whole states that do not fit ranks that share the work already, and damaged parts of their own."""
+    _, own, _ = train(Net, "serial", torch.float64, 2, distributed=False)
+    model, optimizer, _ = train(Net, "ddp", torch.float64, 2)
+    before = [(name, t.clone()) for state in optimizer.state.values() for name, t in state.items()]
+    found = []
+    for part in (own, optimizer):
+        for name in ("layout", "nan"):
+            saved = part.state_dict()
+            saved["state"] = {key: dict(state) for key, state in saved["state"].items()}
+            if name == "layout":
+                saved["state"] = {}
+                saved["param_groups"][0]["max_dim"] = 5
+            else:
+                key = next(key for key, state in saved["state"].items() if len(getattr(state["scale"], "local", [0])))
+                saved["state"][key]["scale"] = saved["state"][key]["scale"].clone()
+                getattr(saved["state"][key]["scale"], "local", saved["state"][key]["scale"])[0] = float("nan")
+            with pytest.raises(ValueError, match="does not fit") as error:
+                optimizer.load_state_dict(saved)
+            found.append((name, str(error.value)))
+    after = [(name, t) for state in optimizer.state.values() for name, t in state.items()]
+    assert all(a[0] == b[0] and torch.equal(a[1], b[1]) for a, b in zip(before, after, strict=True))
+    go_on(model, optimizer, "ddp", torch.float64, 2, 3)
+    return found
+
+
 class Pair(nn.Module):
     """Two layers, to be cut along their columns and rows."""
 
