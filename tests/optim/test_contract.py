@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -102,6 +102,9 @@ class TestContract:
         dtype=st.sampled_from(DTYPES),
     )
     def test_any_combination(self, options: dict[str, Any], shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
+        # A scalar that starts within a step of its target cannot be asked to come nearer.
+        starts = [loss.item() for loss in Problem(shapes, dtype).losses()]
+        assume(all(loss > LR**2 or 0 in shape for loss, shape in zip(starts, shapes, strict=True)))
         rarely_mended = "reorthonormalize" in options and (options["reorthonormalize"] == 0 or "cap" in options)
         if rarely_mended or options.get("damping") == 0 or options.get("basis_lr") == 1.0:
             options = {
