@@ -100,7 +100,10 @@ def test_what_is_broken_is_found_and_can_be_repeated(monkeypatch, capsys, broken
     with pytest.raises(SystemExit) as stop:
         cli.main(["soak", "--only", str(found[0].number)])
     assert stop.value.code == 1
-    assert found[0].error in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert found[0].error in told
+    assert "options {" in told
+    assert found[0].size > 0
 
 
 @pytest.mark.usefixtures("trains_only")

@@ -22,14 +22,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ..console import LARGEST_SEED, UserError, between, print_table
 from .files import damage_files
 from .searches import search
-from .training import train
+from .training import draw, train
 
 Trial = Callable[[np.random.Generator], Mapping[str, int]]
 KINDS: Mapping[str, tuple[Trial, float]] = {
@@ -46,9 +45,17 @@ ENOUGH = 20
 
 @dataclass(frozen=True)
 class Failure:
-    """Something that broke: the number of the configuration, and the error with its story."""
+    """Something that broke.
+
+    Attributes:
+        number: Of the configuration.
+        size: How many numbers its gradients have, so that the smallest can be looked at first.
+        error: What was found, one line.
+        story: The same with the configuration and where it was found.
+    """
 
     number: int
+    size: int
     error: str
     story: str
 
@@ -78,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
     if failures:
         for failure in failures:
             print(f"configuration {failure.number}: {failure.error}")
-        smallest = min(failures, key=lambda failure: (len(failure.story), failure.number))
+        smallest = min(failures, key=lambda failure: (failure.size, failure.number))
         print(f"{len(failures)} failed. Repeat: eigenstep soak --seed {args.seed} --only {smallest.number}")
         raise SystemExit(1)
     print("Nothing broke.")
@@ -115,6 +122,13 @@ def _rounds(seed: int, jobs: int, wanted: Callable[[], bool]) -> Iterator[tuple[
                 yield future.result()
 
 
+def begin(seed: int, number: int) -> tuple[str, np.random.Generator]:
+    """Return what a configuration tries, and the chance that decides the rest."""
+    chance = np.random.default_rng([seed, number])
+    shares = np.array([share for _, share in KINDS.values()])
+    return str(chance.choice(list(KINDS), p=shares / shares.sum())), chance
+
+
 def attempt(seed: int, numbers: range) -> tuple[Counter[str], list[Failure]]:
     """Try some configurations, and return counts and what broke."""
     import torch
@@ -123,13 +137,15 @@ def attempt(seed: int, numbers: range) -> tuple[Counter[str], list[Failure]]:
     counts: Counter[str] = Counter()
     failures = []
     for number in numbers:
-        chance = np.random.default_rng([seed, number])
-        shares = np.array([share for _, share in KINDS.values()])
-        kind = str(chance.choice(list(KINDS), p=shares / shares.sum()))
+        kind, chance = begin(seed, number)
         try:
             counts.update(KINDS[kind][0](chance))
         except Exception as error:
-            said: Any = str(error).splitlines() or [""]
-            failures.append(Failure(number, f"{type(error).__name__}: {said[0]}", traceback.format_exc()))
+            size, told = 0, kind
+            if kind == "train":
+                plan = draw(begin(seed, number)[1])
+                size, told = sum(stream.numel() for stream in plan.streams), plan.describe()
+            said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            failures.append(Failure(number, size, said, f"{traceback.format_exc()}{told}"))
         counts.update({"configurations": 1, f"configurations: {kind}": 1})
     return counts, failures

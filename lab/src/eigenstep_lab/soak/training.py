@@ -18,7 +18,7 @@ from .streams import PATTERNS, gradients
 
 SHAPES = ((1,), (7,), (1, 1), (1, 9), (3, 5), (8, 8), (12, 4), (4, 16), (16, 8), (2, 3, 4), (4, 2, 3, 3), (24, 6))
 LARGEST_STEP = 3.0
-"""Largest root mean square of one step of a matrix, in learning rates."""
+"""Largest root mean square of one step: of a matrix in learning rates, of a vector in AdamW's largest steps."""
 LARGEST_MOVE = 3.0
 """Largest root mean square of a matrix's whole move, in moves of AdamW with the same betas."""
 TYPICAL: Mapping[str, tuple[Any, ...]] = {
@@ -84,6 +84,15 @@ class Plan:
     broken: np.ndarray
     kills: frozenset[int]
     bounded: bool
+
+    def describe(self) -> str:
+        """Say what is needed to write the configuration down by hand."""
+        shapes = [tuple(start.shape) for start in self.start]
+        largest = [f"{float(stream.abs().max()):.1e}" for stream in self.streams]
+        return (
+            f"options {dict(self.options)}, lr {self.lr:.3g}, betas {self.betas}, {self.dtype}, shapes {shapes}, "
+            f"largest gradients {largest}, {len(self.missing)} steps, killed before {sorted(self.kills)}"
+        )
 
 
 def draw(chance: np.random.Generator) -> Plan:
@@ -207,7 +216,7 @@ def train(chance: np.random.Generator) -> dict[str, int]:
         _check_finite(undisturbed, number)
         if adam is not None and moved:
             adam.step(undisturbed)
-            _check_step(plan, before, undisturbed, number)
+            _check_step(adam, before, undisturbed, number)
         if number in plan.kills:
             disturbed = Training.restored(plan, disturbed.saved())
             counts["kills"] += 1
@@ -237,12 +246,14 @@ def rms(tensor: Tensor) -> float:
     return float(tensor.double().square().mean().sqrt())
 
 
-def _check_step(plan: Plan, before: list[Tensor], training: Training, number: int) -> None:
+def _check_step(adam: _Adam, before: list[Tensor], training: Training, number: int) -> None:
+    plan = training.plan
     for index, (old, new) in enumerate(zip(before, training.weights, strict=True)):
         step = rms(new.detach().double() - old.double()) / plan.lr
         rounding = 2 * torch.finfo(plan.dtype).eps * rms(old) / plan.lr
+        usual = 1.0 if old.ndim > 1 else max(1.0, adam.largest[index] / plan.lr)  # on vectors, Spectral is Adam
         check(
-            step <= LARGEST_STEP + rounding,
+            step <= LARGEST_STEP * usual + rounding,
             f"step {number} moves weights {index} of shape {tuple(old.shape)} by {step:.3g} learning rates",
         )
 
@@ -256,13 +267,16 @@ class _Adam:
         self.optimizer = torch.optim.AdamW(self.weights, plan.lr, plan.betas, eps=1e-300, weight_decay=0.0)
         self.farthest = [0.0 for _ in self.weights]
         self.theirs = [0.0 for _ in self.weights]
+        self.largest = [0.0 for _ in self.weights]
 
     def step(self, training: Training) -> None:
         """Take a step with the gradients of a training, and note how far both are from where they began."""
         for weight, same in zip(self.weights, training.weights, strict=True):
             weight.grad = None if same.grad is None else same.grad.double()
+        before = [weight.detach().clone() for weight in self.weights]
         self.optimizer.step()
         for index, start in enumerate(self.plan.start):
+            self.largest[index] = max(self.largest[index], rms(self.weights[index].detach() - before[index]))
             self.farthest[index] = max(self.farthest[index], rms(self.weights[index].detach() - start.double()))
             move = rms(training.weights[index].detach().double() - start.double())
             self.theirs[index] = max(self.theirs[index], move)
