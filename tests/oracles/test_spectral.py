@@ -89,9 +89,9 @@ def test_momentum_stays_where_it_is_while_bases_turn_exactly(monkeypatch: pytest
     """With orthogonal rotations, momentum in eigen-coordinates is the ordinary momentum of the parameter."""
     turn = Tensor.turn
 
-    def turn_without_momentum(self: Tensor, rotations: list[np.ndarray]) -> None:
+    def turn_without_momentum(self: Tensor, rotations: list[np.ndarray], own: bool) -> None:
         momentum = self.unrotate(self.momentum)
-        turn(self, rotations)
+        turn(self, rotations, own)
         self.momentum = self.rotate(momentum)
 
     monkeypatch.setattr(Tensor, "turn", turn_without_momentum)

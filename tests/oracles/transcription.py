@@ -45,7 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "decay": 1.0,
     "damping": 1e-10,
     "relative_damping": True,
-    "start": 4.0,
+    "start": 2.0,
     "turn_first": False,
     "rotation": "bounded",
     "basis_lr": 0.1,
@@ -102,7 +102,7 @@ class Oracle:
             param *= 1 - o["lr"] * o["weight_decay"]
             pieces = [views_of(x, o)[0] for x in (param, gradient, *vectors)]
             for tensor, weight, own_gradient, *own_vectors in zip(self.tensors[at], *pieces, strict=True):
-                direction = tensor.direction(own_gradient, own_vectors, turning)
+                direction = tensor.direction(own_gradient, own_vectors, turning, not curvature or at not in curvature)
                 weight += o["lr"] * direction if o["maximize"] else -o["lr"] * direction
 
 
@@ -125,8 +125,8 @@ class Tensor:
         self.alpha: float | None = None
         self.momentum, self.D, self.adam = np.zeros(shape), np.zeros(shape), np.zeros(shape)
 
-    def direction(self, gradient: Array, vectors: list[Array], turning: bool) -> Array:
-        """Learn from a gradient and return ``S^(-1/p) M``, along which the parameter moves."""
+    def direction(self, gradient: Array, vectors: list[Array], turning: bool, own: bool) -> Array:
+        """Learn from a gradient, or other vectors than its ``own``, and return ``S^(-1/p) M`` to go along."""
         o = self.o
         self.t += 1
         G = self.rotate(gradient)
@@ -137,10 +137,10 @@ class Tensor:
         rotations = self.learn(samples, turning)
         if rotations and o["turn_first"]:
             step = self.turned(step, rotations)
-            self.turn(rotations)
+            self.turn(rotations, own)
         step = self.unrotate(step * self.inverse_root())
         if rotations and not o["turn_first"]:
-            self.turn(rotations)
+            self.turn(rotations, own)
         return self.limited(step, gradient)
 
     def average(self, G: Array) -> Array:
@@ -148,7 +148,7 @@ class Tensor:
         o, beta = self.o, self.o["betas"][0]
         if beta == 0:
             return G
-        weight = rate(beta, self.t, min(o["start"], 1.0))
+        weight = rate(beta, self.t, max(min(o["start"], 1.0), o["start"] / 2))
         self.momentum = (1 - weight) * self.momentum + weight * G
         newest = 1 - beta if o["nesterov"] is True else float(o["nesterov"])
         return (1 - newest) * self.momentum + newest * G
@@ -216,14 +216,19 @@ class Tensor:
             return truncated_cayley(N, cap, self.format)
         return quadratic_cayley(N, cap, self.format)
 
-    def turn(self, rotations: list[Array]) -> None:
-        """``B <- B Q`` and ``M <- Q^T M``, for the momentum lives in eigen-coordinates; ``D`` stays what it is."""
+    def turn(self, rotations: list[Array], own: bool) -> None:
+        """``B <- B Q`` and ``M <- Q^T M``, for the momentum lives in eigen-coordinates.
+
+        ``D`` stays what it is, but no second moment of gradients, ``alpha D``, is less than the square of the first.
+        """
         every = self.o["reorthonormalize"]
         for factor, Q in zip(self.factors, rotations, strict=True):
             factor.B = self.format.product(factor.B, Q)
             if every and self.turns % every == 0:
                 factor.B = newton_schulz(factor.B, self.format)
         self.momentum = self.turned(self.momentum, rotations)
+        if own and self.alpha is not None:
+            self.D = np.maximum(self.D, self.momentum**2 / self.alpha)
 
     def inverse_root(self) -> Array:
         """Return the eigenvalues of ``S^(-1/p)``; all zero as long as all gradients were zero."""

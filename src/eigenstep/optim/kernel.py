@@ -42,7 +42,15 @@ FAINT = 1e-8
 """Gradients this much smaller than ``sqrt(alpha)`` count as if they were zero."""
 
 
-def step(gradient: Tensor, curvature: Tensor | None, state: State, rule: Rule, rates: Rates, turn: bool) -> Tensor:
+def step(
+    gradient: Tensor,
+    curvature: Tensor | None,
+    state: State,
+    rule: Rule,
+    rates: Rates,
+    turn: bool,
+    given: Tensor | None = None,
+) -> Tensor:
     """Learn from a stack of gradients and return the stack of directions ``S^(-1/p) M`` to go against.
 
     Args:
@@ -53,6 +61,7 @@ def step(gradient: Tensor, curvature: Tensor | None, state: State, rule: Rule, r
         rule: what to do.
         rates: decay rates and damping.
         turn: whether the bases turn in this step.
+        given: which elements of the stack have other curvature than the gradient's, shape ``(b,)``; by default none.
     """
     state["step"] += 1
     gradient = gradient.to(state["scale"].dtype)
@@ -69,10 +78,10 @@ def step(gradient: Tensor, curvature: Tensor | None, state: State, rule: Rule, r
     del samples
     if rule.turn_first:
         direction = rotate(direction, turns)
-        _turn(turns, bases, state, rule)
+        _turn(turns, bases, state, rule, given)
     direction = rotate(_precondition(direction, state, rule), bases, back=True)
     if not rule.turn_first:
-        _turn(turns, bases, state, rule)
+        _turn(turns, bases, state, rule, given)
     if rule.grafting is not None or rule.clip is not None:
         direction = _limit(direction, gradient, bases, state, rule, rates)
     return direction
@@ -96,7 +105,9 @@ def _momentum(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor
     if "momentum" not in state:
         return rotated
     momentum = state["momentum"]
-    weight = _rate(rates.beta1, state["step"], min(rule.start, 1.0)).view(-1, *[1] * (rotated.ndim - 1))
+    # If second moments forgot their first terms more than twice as fast, steps would grow where gradients vanish.
+    start = max(min(rule.start, 1.0), rule.start / 2)
+    weight = _rate(rates.beta1, state["step"], start).view(-1, *[1] * (rotated.ndim - 1))
     momentum.lerp_(rotated.to(momentum.dtype), weight.to(momentum.dtype))
     if not rule.nesterov:
         return momentum.to(rotated.dtype)
@@ -240,8 +251,16 @@ def _damping(past: Tensor, state: State, rule: Rule, rates: Rates, axes: range) 
     return level
 
 
-def _turn(turns: Turns, bases: Turns, state: State, rule: Rule) -> None:
-    """Turn the bases, ``B <- B Q``, and with them the momentum, which lives in their coordinates."""
+def _turn(turns: Turns, bases: Turns, state: State, rule: Rule, given: Tensor | None) -> None:
+    """Turn the bases, ``B <- B Q``, and with them the momentum, which lives in their coordinates.
+
+    Args:
+        turns: ``Q`` of the axes that turn.
+        bases: ``B`` of all axes that have one, changed in place.
+        state: the stack's state, changed in place.
+        rule: what to do.
+        given: which elements of the stack have other curvature than the gradient's.
+    """
     for axis, q in turns.items():
         turned = matmul(bases[axis], q)
         if rule.reorthonormalize == 1:
@@ -251,7 +270,15 @@ def _turn(turns: Turns, bases: Turns, state: State, rule: Rule) -> None:
             turned = torch.where(due, reorthonormalize(turned), turned)
         bases[axis].copy_(turned)
     if "momentum" in state and turns:
-        state["momentum"].copy_(rotate(state["momentum"], turns))
+        momentum = rotate(state["momentum"], turns)
+        state["momentum"].copy_(momentum)
+        if "second_moment" in state:
+            # A second moment is never below the square of the first. Turned coordinates have a momentum that was
+            # turned with them, but second moments of the old ones: without this, steps could be of any size.
+            scale = state["scale"] if given is None else torch.where(given, torch.inf, state["scale"])
+            scale = scale.view(-1, *[1] * (momentum.ndim - 1))
+            least = (momentum / torch.where(scale > 0, scale, torch.inf)).square_()
+            state["second_moment"].copy_(torch.maximum(state["second_moment"], least))
 
 
 def _precondition(direction: Tensor, state: State, rule: Rule) -> Tensor:

@@ -67,7 +67,7 @@ class Spectral(Optimizer):
         decay: float = 1.0,
         damping: float = 1e-10,
         relative_damping: bool = True,
-        start: float = 4.0,
+        start: float = 2.0,
         turn_first: bool = False,
         rotation: str | Rotation = "bounded",
         basis_lr: float | None = 0.1,
@@ -277,14 +277,21 @@ class Spectral(Optimizer):
         """Learn from the gradients of a stack and return the directions to go along."""
         rates = options.rates_of(group, stack.state["scale"])
         gradient = stack.gather(gradients)
-        vectors = None
+        vectors = given = None
         if samples and not samples.keys().isdisjoint(stack.params):
-            given = [samples.get(p, g[..., None]) for p, g in zip(stack.params, gradients, strict=True)]
-            vectors = stack.gather(padded(given))
+            found = [samples.get(p, g[..., None]) for p, g in zip(stack.params, gradients, strict=True)]
+            vectors = stack.gather(padded(found))
+            flags = [
+                p in samples
+                for p, layout in zip(stack.params, stack.layouts, strict=True)
+                for _ in range(layout.pieces)
+            ]
+            given = torch.tensor(flags, device=gradient.device)
         if group["nonfinite"] == "ignore":
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
             vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
-        return stack.scatter(self._kernel(gradient, vectors, stack.state, options.rule_of(group), rates, turn))
+        kernel_rule = options.rule_of(group)
+        return stack.scatter(self._kernel(gradient, vectors, stack.state, kernel_rule, rates, turn, given))
 
     def _apply(
         self, group: dict[str, Any], params: list[Tensor], directions: list[Tensor], seed: int | None = None

@@ -30,7 +30,7 @@ class Rule:
     reorthonormalize: int = 1
     nesterov: float | bool = 0.2
     turn_first: bool = False
-    start: float = 4.0
+    start: float = 2.0
     relative_damping: bool = True
     clip: float | None = None
     grafting: str | None = None

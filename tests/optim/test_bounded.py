@@ -1,0 +1,150 @@
+"""No stream of gradients makes the default step large: a Hypothesis test over streams, and the worst ones by name.
+
+A second moment that forgets at most twice as fast as the momentum, and that is never below its square, bounds every
+entry of a step in the eigenbasis (the inequality of Cauchy and Schwarz). AdamW with the same betas is the yardstick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from eigenstep import Spectral
+
+LR = 1e-3
+Stream = list[Tensor]
+
+
+class Moves(NamedTuple):
+    """In units of the learning rate: how far the weights are in the end, the longest step, and the way they went."""
+
+    total: float
+    longest: float
+    way: float
+
+
+def rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt()) / LR
+
+
+def moves(make: Callable[[list[nn.Parameter]], Optimizer], stream: Stream) -> Moves:
+    w = nn.Parameter(torch.zeros_like(stream[0]))
+    optimizer, steps = make([w]), []
+    for gradient in stream:
+        before = w.detach().clone()
+        w.grad = gradient.clone()
+        optimizer.step()
+        steps.append(rms(w.detach() - before))
+    return Moves(rms(w.detach()), max(steps), sum(steps))
+
+
+def compare(stream: Stream, betas: tuple[float, float] = (0.95, 0.95), **options: object) -> tuple[Moves, Moves]:
+    ours = moves(lambda w: Spectral(w, LR, betas, weight_decay=0.0, **options), stream)  # type: ignore[arg-type]
+    return ours, moves(lambda w: AdamW(w, LR, betas, weight_decay=0.0), stream)
+
+
+def noise(shape: tuple[int, int], seed: int) -> Callable[[], Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda: torch.randn(shape, generator=generator)
+
+
+def active_then_zero(shape: tuple[int, int], active: int, steps: int, fresh: Callable[[], Tensor]) -> Stream:
+    return [fresh() if step < active else torch.zeros(shape) for step in range(steps)]
+
+
+def named_streams(shape: tuple[int, int], seed: int) -> dict[str, Stream]:
+    fresh, rows, zero = noise(shape, seed), shape[0], torch.zeros(shape)
+    row = torch.arange(rows)[:, None]
+    base = fresh()
+    streams = {f"{k} steps, then zero": active_then_zero(shape, k, 200, fresh) for k in (1, 2, 5, 10, 100)}
+    streams |= {
+        "1, then 1e-3": [fresh() * (1.0 if t == 0 else 1e-3) for t in range(100)],
+        "1, then 1e-6": [fresh() * (1.0 if t == 0 else 1e-6) for t in range(100)],
+        "5 % of the entries": [fresh() * (fresh() > 1.645) for _ in range(100)],
+        "1 % of the entries": [fresh() * (fresh() > 2.326) for _ in range(100)],
+        "spikes": [fresh() * (1e4 if t % 17 == 16 else 1.0) for t in range(100)],
+        "one huge spike": [fresh() * (1e6 if t == 50 else 1.0) for t in range(100)],
+        "fading": [fresh() * 0.7**t for t in range(100)],
+        "the same, fading": [base * 0.7**t for t in range(100)],
+        "growing": [fresh() * 1.3**t for t in range(100)],
+        "rows in turn": [fresh() * (row == t % rows) for t in range(100)],
+        "the same rows in turn": [base * (row == t % rows) for t in range(100)],
+        "a late expert": [zero if t < 50 else fresh() for t in range(100)],
+        "rows that come late": [fresh() * ((row < rows // 2) | (t > 50)) for t in range(100)],
+        "on and off": [fresh() if t // 10 % 2 == 0 else zero for t in range(100)],
+        "constant": [base] * 100,
+        "noise": [fresh() for _ in range(100)],
+    }
+    return streams
+
+
+@pytest.mark.parametrize("shape", [(16, 8), (64, 32), (24, 96)], ids=str)
+@pytest.mark.parametrize("name", named_streams((2, 2), 0))
+def test_named_streams(name: str, shape: tuple[int, int]) -> None:
+    for seed in range(2):
+        ours, adamw = compare(named_streams(shape, seed)[name])
+        assert ours.longest <= 3
+        assert ours.total <= 3 * adamw.total
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.95), (0.9, 0.99), (0.9, 0.999), (0.0, 0.95)], ids=str)
+@pytest.mark.parametrize("recipe", [Spectral, Spectral.fast], ids=["default", "fast"])
+def test_other_momenta(betas: tuple[float, float], recipe: Callable[..., Spectral]) -> None:
+    for name, stream in named_streams((24, 16), 0).items():
+        ours = moves(lambda w: recipe(w, LR, betas=betas, weight_decay=0.0), stream)
+        adamw = moves(lambda w: AdamW(w, LR, betas, weight_decay=0.0), stream)
+        assert ours.longest <= max(3, 1.5 * adamw.longest), name
+        assert ours.total <= 3 * max(adamw.total, 0.1 * adamw.way), name
+
+
+@pytest.mark.parametrize("start", [0.0, 0.5, 1.0, 2.0, 4.0, 8.0])
+def test_any_start(start: float) -> None:
+    """However fast the first second moments are forgotten, the momentum forgets at least half as fast."""
+    stream = active_then_zero((16, 8), 1, 100, noise((16, 8), 0))
+    ours, adamw = compare(stream, start=start)
+    assert ours.longest <= 3
+    assert ours.total <= 3 * adamw.total
+
+
+PARTS = st.sampled_from(["noise", "zero", "same", "sparse", "row", "column", "rank one", "opposite"])
+SIZES = st.sampled_from([1.0, 1.0, 1.0, 1e-6, 1e-3, 1e4, 1e12])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    shape=st.tuples(st.integers(2, 24), st.integers(2, 24)),
+    parts=st.lists(
+        st.tuples(PARTS, SIZES, st.integers(1, 25), st.sampled_from([1.0, 0.7, 1.2])), min_size=1, max_size=6
+    ),
+    seed=st.integers(0, 1000),
+    betas=st.sampled_from([(0.95, 0.95), (0.9, 0.95), (0.9, 0.99)]),
+)
+def test_any_stream(
+    shape: tuple[int, int], parts: list[tuple[str, float, int, float]], seed: int, betas: tuple[float, float]
+) -> None:
+    fresh, (rows, columns) = noise(shape, seed), shape
+    base, stream = fresh(), []
+    for kind, size, length, trend in parts:
+        for t in range(length):
+            gradient = {
+                "noise": fresh(),
+                "zero": torch.zeros(shape),
+                "same": base,
+                "sparse": fresh() * (fresh() > 1.3),
+                "row": fresh() * (torch.arange(rows) == t % rows)[:, None],
+                "column": fresh() * (torch.arange(columns) == t % columns),
+                "rank one": torch.outer(fresh()[:, 0], fresh()[0]),
+                "opposite": base * (-1) ** t,
+            }[kind]
+            stream.append(gradient * size * trend**t)
+    ours, adamw = compare(stream, betas)
+    assert ours.longest <= 3
+    # By chance the steps of a stream can cancel: then the length of AdamW's way is what there is to compare with.
+    assert ours.total <= 3 * max(adamw.total, 0.1 * adamw.way)
