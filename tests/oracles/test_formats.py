@@ -146,3 +146,23 @@ def test_state_is_where_and_what_it_is_told(dtype: torch.dtype, rule: Rule) -> N
         assert tensor.dtype == (dtype if large else torch.bfloat16 if square else accumulation_dtype(dtype))
         shape = {"eigs_0": (2, 3, 4), "eigs_1": (2, 1, 5), "speed_0": (2, 3)}.get(name, (2,))
         assert tensor.shape == ((2, 3, 4, 5) if large else (2, 3, 4, 4) if square else shape)
+
+
+def kernel_state(shape: tuple[int, ...], rule: Rule) -> dict[str, Tensor]:
+    options = {"momentum": True, "residual": False, "dtype": torch.float64, "basis_dtype": torch.float64}
+    return new_state(shape, (True,) * (len(shape) - 2), rule, device=torch.device("cpu"), **options)
+
+
+def test_curvature_may_have_fewer_digits() -> None:
+    rule, rates = Rule(), Rates(*(torch.tensor(x, dtype=torch.float64) for x in (0.9, 0.95, 0.1, 1e-10)))
+    gradients, curvature = random(3, 1, 1, 4, 3), random(3, 1, 1, 4, 3, 2, seed=1).bfloat16()
+    directions = []
+    for vectors in (curvature, curvature.double()):
+        state = kernel_state((1, 1, 4, 3), rule)
+        directions.append([step(g, v, state, rule, rates, True) for g, v in zip(gradients, vectors, strict=True)])
+    assert all(torch.equal(one, other) for one, other in zip(*directions, strict=True))
+
+
+def test_sides_of_size_one_have_a_state_too() -> None:
+    state = kernel_state((2, 1, 1), Rule())
+    assert (state["basis_0"].shape, state["speed_0"].shape) == ((2, 1, 1, 1), (2, 1))

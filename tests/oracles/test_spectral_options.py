@@ -1,9 +1,14 @@
 """Each option of ``Spectral`` that changes what is computed, against the transcription: 30 steps, to 1e-9."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+
+from eigenstep import Spectral
+from eigenstep.core.generators import bounded
+from eigenstep.core.maps import quadratic
 
 from .comparison import assert_same, stream
 
@@ -47,6 +52,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "basis like eigenvalues": {"basis_lr": None},
     "basis like eigenvalues, normalized": {"basis_lr": None, "rotation": "normalized"},
     "gap": {"rotation": "moore_penrose", "gap": 0.4},
+    "gap, normalized": {"rotation": "normalized", "gap": 0.4},
     "no gap": {"rotation": "moore_penrose", "gap": 0.0, "maps": "exact", "start": 1.0},
     "small cap": {"cap": 0.1},
     "large cap, truncated": {"cap": 0.6, "maps": "truncated"},
@@ -137,3 +143,26 @@ def test_bfloat16_bases(structure: str) -> None:
 )
 def test_bfloat16_bases_with(options: dict[str, Any]) -> None:
     assert_same((4, 3), basis_dtype=torch.bfloat16, **options)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3,), (1,)], ids=str)
+def test_two_vectors_as_curvature(shape: tuple[int, ...]) -> None:
+    assert_same(shape, curvature=[{0: vectors} for vectors in stream((2, *shape), 30, seed=5)])
+
+
+@pytest.mark.parametrize(
+    "own", [{"rotation": bounded}, {"maps": partial(quadratic, cap=0.5)}], ids=["rotation", "maps"]
+)
+def test_own_functions(own: dict[str, Any]) -> None:
+    """Given as functions, the defaults do what they do by name."""
+    assert torch.equal(moved(**own), moved())
+
+
+def moved(**options: Any) -> torch.Tensor:
+    gradients = stream((5, 3), 6)
+    param = torch.zeros(5, 3, dtype=torch.float64, requires_grad=True)
+    optimizer = Spectral([param], lr=0.1, **options)
+    for gradient in gradients:
+        param.grad = torch.from_numpy(gradient)
+        optimizer.step()
+    return param.detach()

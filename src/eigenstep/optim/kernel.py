@@ -192,7 +192,7 @@ def _turning(rule: Rule, rates: Rates, state: State, bases: Turns) -> dict[str, 
     """Return how bases turn, as arguments of :func:`eigenstep.core.step.learn`."""
     state["turns"] += 1
     basis_beta, cap = 1 - rates.basis, rule.cap
-    rotation: Any = ROTATIONS.get(rule.rotation, rule.rotation) if isinstance(rule.rotation, str) else rule.rotation
+    rotation: Any = ROTATIONS[rule.rotation] if isinstance(rule.rotation, str) else rule.rotation
     if rule.rotation == "normalized":  # the paper's: one average for all, and a rotation whose length is set already
         basis_beta, cap, rotation = rates.beta2, 1.0, partial(rotation, rate=rates.basis, gap=rule.gap)
     elif rule.rotation == "moore_penrose":
