@@ -12,7 +12,7 @@ from torch import Tensor
 from eigenstep import Dense, Full, Kronecker, OuterProducts, Spectral, project, update
 from eigenstep.core import generators, maps
 from eigenstep.core.kronecker import nearest_kronecker
-from eigenstep.core.numerics import accumulation_dtype
+from eigenstep.core.numerics import accumulation_dtype, contract, matmul
 from eigenstep.optim.kernel import step
 from eigenstep.optim.state import Rates, Rule, new_state
 
@@ -166,3 +166,15 @@ def test_curvature_may_have_fewer_digits() -> None:
 def test_sides_of_size_one_have_a_state_too() -> None:
     state = kernel_state((2, 1, 1), Rule())
     assert (state["basis_0"].shape, state["speed_0"].shape) == ((2, 1, 1, 1), (2, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_products_of_half_precision_are_float32_sums(dtype: torch.dtype) -> None:
+    x, matrix = random(5, 200).to(dtype), random(200, 200, seed=1).to(dtype)
+    expected = (x.float() @ matrix.float()).to(dtype)
+    for found in (matmul(x, matrix), contract(x, matrix, -1, 1)):
+        assert found.dtype == dtype
+        assert torch.equal(found, expected)
+    mixed = contract(x, matrix.double(), -1, 1)
+    assert mixed.dtype == torch.float64
+    assert (mixed - x.double() @ matrix.double()).abs().max() < 1e-11

@@ -8,6 +8,7 @@ import torch
 
 from eigenstep import Full, Kronecker, OuterProducts, update
 from eigenstep.core import generators, maps, numerics
+from eigenstep.optim.kernel import FAINT, _normalize
 
 from . import formulas
 from .test_maps import averages, skew
@@ -97,3 +98,15 @@ def test_eigenvalues_spread_too_far_are_pulled_together() -> None:
     found = numerics.centered_exp(logs).log().numpy()
     expected = np.array([[bound, 0, -bound], [-2, -1, 3]])
     assert abs(found - expected).max() < 1e-12
+
+
+def test_residuals_that_outlive_their_unit_are_shortened() -> None:
+    """Each residual of a stack by itself, so that its largest entry is the inverse of what counts as nothing."""
+    residual = torch.from_numpy(skew(1.0)[:2, None]) * tensor(1.0, 1e12).view(2, 1, 1, 1)
+    eigs = torch.ones(2, 1, 5, dtype=torch.float64)
+    state = {"eigs_0": eigs, "residual_0": residual.clone(), "scale": tensor(1.0, 1.0)}
+    assert _normalize([4 * eigs.flatten(1)], state).tolist() == pytest.approx([math.log(4)] * 2)
+    short, long = residual / 4
+    assert abs(state["residual_0"][0] - short).max() < 1e-15
+    assert abs(state["residual_0"][1] * FAINT - long / long.abs().max()).max() < 1e-15
+    assert state["scale"].tolist() == pytest.approx([2.0, 2.0])

@@ -67,7 +67,15 @@ def test_parameters_without_gradients_wait() -> None:
     assert_same(shapes, gradients=gradients)
 
 
-@pytest.mark.parametrize("options", [{}, {"residual": True}, {"grafting": "adam", "betas": (0.95, 0.5)}], ids=str)
+ZERO: list[dict[str, Any]] = [
+    {},
+    {"residual": True},
+    {"grafting": "adam", "betas": (0.95, 0.5)},
+    {"relative_damping": False, "damping": 0.1},
+]
+
+
+@pytest.mark.parametrize("options", ZERO, ids=str)
 @pytest.mark.parametrize("zero", ["first", "later", "rows"])
 def test_zero_gradients(zero: str, options: dict[str, Any]) -> None:
     shapes = [(4, 3), (5,)]
