@@ -85,16 +85,15 @@ def named_streams(shape: tuple[int, int], seed: int) -> dict[str, Stream]:
     return streams
 
 
-@pytest.mark.parametrize("shape", [(16, 8), (64, 32), (24, 96)], ids=str)
+@pytest.mark.parametrize("shape", [(16, 8), (48, 32), (16, 64)], ids=str)
 @pytest.mark.parametrize("name", named_streams((2, 2), 0))
 def test_named_streams(name: str, shape: tuple[int, int]) -> None:
-    for seed in range(2):
-        ours, adamw = compare(named_streams(shape, seed)[name])
-        assert ours.longest <= 3
-        assert ours.total <= 3 * adamw.total
+    ours, adamw = compare(named_streams(shape, seed=0)[name])
+    assert ours.longest <= 3
+    assert ours.total <= 3 * adamw.total
 
 
-@pytest.mark.parametrize("betas", [(0.9, 0.95), (0.9, 0.99), (0.9, 0.999), (0.0, 0.95)], ids=str)
+@pytest.mark.parametrize("betas", [(0.9, 0.99), (0.0, 0.95)], ids=str)
 @pytest.mark.parametrize("recipe", [Spectral, Spectral.fast], ids=["default", "fast"])
 def test_other_momenta(betas: tuple[float, float], recipe: Callable[..., Spectral]) -> None:
     for name, stream in named_streams((24, 16), 0).items():
@@ -148,3 +147,45 @@ def test_any_stream(
     assert ours.longest <= 3
     # By chance the steps of a stream can cancel: then the length of AdamW's way is what there is to compare with.
     assert ours.total <= 3 * max(adamw.total, 0.1 * adamw.way)
+
+
+EXTREMES: dict[str, Callable[[Tensor, int, float, float], Tensor]] = {
+    "largest numbers": lambda x, t, most, least: x.sign() * most,
+    "largest numbers of both signs": lambda x, t, most, least: torch.ones_like(x) * most * (-1) ** t,
+    "smallest numbers": lambda x, t, most, least: x * least * 8,
+    "largest and smallest": lambda x, t, most, least: x.clamp(-1, 1) * (most if t % 2 else least * 8),
+    "both in one": lambda x, t, most, least: torch.where(x > 0, torch.full_like(x, most), least * x),
+    "smallest, then zero": lambda x, t, most, least: x * (least * 8 if t == 0 else 0.0),
+    "largest, then zero": lambda x, t, most, least: x.sign() * (most if t == 0 else 0.0),
+    "a jump by 1e59": lambda x, t, most, least: x * (1e-30 if t < 5 else 1e29),
+    "a fall by 1e59": lambda x, t, most, least: x * (1e29 if t < 5 else 1e-30),
+}
+OPTIONS: list[dict[str, object]] = [
+    {},
+    {"betas": (0.0, 0.95)},
+    {"eigenvalues": "kronecker", "root": 1.0},
+    {"turn_first": True, "damping": 0.0},
+    {"residual": True, "maps": "exact", "root": 4.0},
+    {"grafting": "adam", "basis_dtype": torch.bfloat16},
+    {"state_dtype": torch.bfloat16, "clip": 1.0},
+    {"structure": "full", "decay": 0.0},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", EXTREMES)
+def test_finite_gradients_leave_finite_weights_and_state(
+    name: str, dtype: torch.dtype, options: dict[str, object]
+) -> None:
+    limits, generator = torch.finfo(dtype), torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in ((6, 4), (5,))]
+    optimizer = Spectral(weights, LR, **options)  # type: ignore[arg-type]
+    for t in range(15):
+        for w in weights:
+            draw = torch.randn(w.shape, generator=generator, dtype=dtype)
+            w.grad = EXTREMES[name](draw, t, limits.max, limits.smallest_normal * limits.eps)
+        optimizer.step()
+        for w in weights:
+            assert torch.isfinite(w).all()
+            assert all(torch.isfinite(value).all() for value in optimizer.state[w].values())

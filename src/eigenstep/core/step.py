@@ -105,7 +105,7 @@ def learn(
         average.add_((1 - decay * pull) * residual)
         diagonal(average).add_(basis_rate * damping)
     # Exactly symmetric, or where eigenvalues are equal the rounding of W would make generators that are not skew.
-    turned = average = symmetrize(average)
+    turned = average = average.add(average.mT).mul_(0.5)
     turn = None
     for left in reversed(range(sweeps)):
         generator = rotation(eigs, turned)

@@ -31,13 +31,15 @@ from ..core.maps import (
     truncated_cayley,
     truncated_exp,
 )
-from ..core.numerics import matmul
+from ..core.numerics import HALF, accumulation_dtype, largest, matmul
 from ..core.step import learn, normalize
 from .state import Rates, Rule, State
 
 Turns = Mapping[int, Tensor]
 """For some axes, a matrix to turn it by: a basis ``B`` or a rotation ``Q``, shape ``(b, k or 1, n, n)``."""
 
+LARGEST = {dtype: largest(accumulation_dtype(dtype)) for dtype in (torch.float64, torch.float32, *HALF)}
+"""Numbers up to which sums of many cannot overflow, for each format of the state and of the bases."""
 FAINT = 1e-8
 """Gradients this much smaller than ``sqrt(alpha)`` count as if they were zero."""
 
@@ -64,14 +66,14 @@ def step(
         given: which elements of the stack have other curvature than the gradient's, shape ``(b,)``; by default none.
     """
     state["step"] += 1
-    gradient = gradient.to(state["scale"].dtype)
     bases = {}
     for axis in range(gradient.ndim - 2):
         if f"basis_{axis}" in state:
             bases[axis] = state[f"basis_{axis}"]
+    gradient = _within_range(gradient, state, bases)
     rotated = rotate(gradient, bases)
     direction = _momentum(rotated, state, rule, rates)
-    samples = rotated[..., None] if curvature is None else rotate(curvature.to(gradient.dtype), bases)
+    samples = rotated[..., None] if curvature is None else rotate(_within_range(curvature, state, bases), bases)
     samples, past = _whiten(samples, state, rule, rates)
     del rotated  # memory is short while bases turn
     turns = _learn(samples, past, state, rule, rates, bases if turn else {})
@@ -85,6 +87,13 @@ def step(
     if rule.grafting is not None or rule.clip is not None:
         direction = _limit(direction, gradient, bases, state, rule, rates)
     return direction
+
+
+def _within_range(x: Tensor, state: State, bases: Turns) -> Tensor:
+    """Return numbers in the format of the arithmetic, cut where sums of them could overflow or scales would vanish."""
+    wide = state["scale"].dtype
+    most = min(LARGEST[wide], LARGEST[next(iter(bases.values())).dtype if bases else wide])
+    return torch.nn.functional.hardshrink(x.to(wide).clamp(-most, most), 1 / most)
 
 
 def rotate(x: Tensor, turns: Turns, back: bool = False) -> Tensor:
@@ -127,7 +136,8 @@ def _whiten(samples: Tensor, state: State, rule: Rule, rates: Rates) -> tuple[Te
     unit = torch.where(unit > 0, unit, 1.0)
     samples = samples / unit.view(-1, *[1] * (samples.ndim - 1))
     size = torch.linalg.vector_norm(samples, dim=axes) / samples[0, ..., 0].numel() ** 0.5
-    scale = torch.where(state["scale"] > 0, state["scale"] / unit, size)
+    least = torch.finfo(unit.dtype).tiny ** 0.5  # whose square is still a number, however large the newest samples are
+    scale = torch.where(state["scale"] > 0, (state["scale"] / unit).clamp_min(least), size)
     state["scale"].copy_(torch.where(scale > 0, unit, 0.0))
     return samples, torch.where(scale > 0, scale, 1.0).square()
 
@@ -293,7 +303,8 @@ def _precondition(direction: Tensor, state: State, rule: Rule) -> Tensor:
     spectrum = spectrum.clamp_min(torch.finfo(spectrum.dtype).tiny)
     root = spectrum.sqrt_() if rule.root == 2 else spectrum.pow_(1 / rule.root)
     scale = state["scale"].view(-1, *[1] * (root.ndim - 1))
-    direction = direction / root.mul_(torch.where(scale > 0, scale, torch.inf))
+    tiny = torch.finfo(root.dtype).tiny
+    direction = direction / root.mul_(torch.where(scale > 0, scale, torch.inf)).clamp_min_(tiny)
     # Of alpha^(1/p) = scale^(2/p) the rest: in one factor, it could leave the range of the number format.
     return direction if rule.root == 2 else direction / torch.where(scale > 0, scale, 1.0).pow(2 / rule.root - 1)
 
