@@ -70,8 +70,7 @@ def step(
     for axis in range(gradient.ndim - 2):
         if f"basis_{axis}" in state:
             bases[axis] = state[f"basis_{axis}"]
-    gradient = _within_range(gradient, state, bases)
-    rotated = rotate(gradient, bases)
+    rotated = rotate(_within_range(gradient, state, bases), bases)
     direction = _momentum(rotated, state, rule, rates)
     samples = rotated[..., None] if curvature is None else rotate(_within_range(curvature, state, bases), bases)
     samples, past = _whiten(samples, state, rule, rates)
@@ -85,7 +84,7 @@ def step(
     if not rule.turn_first:
         _turn(turns, bases, state, rule, given)
     if rule.grafting is not None or rule.clip is not None:
-        direction = _limit(direction, gradient, bases, state, rule, rates)
+        direction = _limit(direction, _within_range(gradient, state, bases), bases, state, rule, rates)
     return direction
 
 
