@@ -43,6 +43,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Adam's size, clip, no start": {"grafting": "adam", "clip": 0.8, "start": 0.0},
     "turn first": {"turn_first": True},
     "turn first, no momentum": {"turn_first": True, "betas": (0.0, 0.95)},
+    "start with the newest": {"start": 4.0},
     "start as a mean": {"start": 1.0},
     "start as half a mean": {"start": 0.5},
     "no start": {"start": 0.0},
@@ -57,6 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "small cap": {"cap": 0.1},
     "large cap, truncated": {"cap": 0.6, "maps": "truncated"},
     "never mend": {"reorthonormalize": 0, "cap": 0.2, "maps": "truncated"},
+    "mend every second time": {"reorthonormalize": 2},
     "mend at times": {"reorthonormalize": 3},
     "mend at times, rarely turning": {"reorthonormalize": 3, "interval": 2, "start": 0.0},
 }
@@ -145,9 +147,12 @@ def test_bfloat16_bases_with(options: dict[str, Any]) -> None:
     assert_same((4, 3), basis_dtype=torch.bfloat16, **options)
 
 
+@pytest.mark.parametrize("turn_first", [False, True])
 @pytest.mark.parametrize("shape", [(5, 3), (3,), (1,)], ids=str)
-def test_two_vectors_as_curvature(shape: tuple[int, ...]) -> None:
-    assert_same(shape, curvature=[{0: vectors} for vectors in stream((2, *shape), 30, seed=5)])
+def test_two_vectors_as_curvature(shape: tuple[int, ...], turn_first: bool) -> None:
+    """They are small here, so that second moments are far below the squares of momentum."""
+    vectors = stream((2, *shape), 30, seed=5, scale=0.01)
+    assert_same(shape, curvature=[{0: two} for two in vectors], turn_first=turn_first)
 
 
 @pytest.mark.parametrize(
