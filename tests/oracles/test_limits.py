@@ -68,7 +68,7 @@ def test_bounded_rotation_of_entries_whose_squares_vanish() -> None:
     A = torch.eye(3, dtype=torch.float64)
     A[0, 1] = A[1, 0] = 1e-170
     A[1, 2] = A[2, 1] = -1e-165
-    found = generators.bounded(torch.ones(3), A).numpy()
+    found = generators.bounded(torch.ones(1, 1, 3), A[None, None])[0, 0].numpy()
     assert np.allclose(found[[0, 1, 1, 2], [1, 0, 2, 1]] * floor, [-1e-170, 1e-170, 1e-165, -1e-165], 1e-12, 0)
 
 
