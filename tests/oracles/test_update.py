@@ -11,6 +11,7 @@ import torch
 
 from eigenstep import Dense, Diagonal, Full, Identity, Kronecker, OuterProducts, project, update
 from eigenstep.core import generators, maps
+from eigenstep.core.step import learn
 
 from . import formulas
 from .dense_update import assert_equal, curvature_matrix, read
@@ -191,3 +192,13 @@ def test_half_precision_basis_beside_wide_eigenvalues() -> None:
     found = update(Full(S.basis.bfloat16(), S.eigs), new, lr=0.2)
     assert (found.basis.dtype, found.eigs.dtype) == (torch.bfloat16, torch.float64)
     assert (found.dense() - update(S, new, lr=0.2).dense()).abs().max() < 0.05
+
+
+def test_defaults_of_the_step() -> None:
+    """One rate for eigenvalues and basis, the past decays by it, no damping, the exact maps."""
+    d, W = full(4, 1).eigs, random(4, 4) + random(4, 4).mT
+    found = learn(d, W, rate=0.2)
+    A = 0.8 * np.diag(d.numpy()) + 0.2 * W.numpy()
+    assert found.turn is not None
+    assert abs(found.turn.numpy() - formulas.cayley(formulas.bounded(A))).max() < 1e-14
+    assert abs(found.eigs.numpy() - d.numpy() * np.exp(np.diag(A) / d.numpy() - 1)).max() < 1e-13
