@@ -8,7 +8,8 @@ import torch
 
 from eigenstep import Full, Kronecker, OuterProducts, update
 from eigenstep.core import generators, maps, numerics
-from eigenstep.optim.kernel import FAINT, _normalize
+from eigenstep.optim.kernel import FAINT, _normalize, _precondition, _whiten, _within_range
+from eigenstep.optim.state import Rates, Rule
 
 from . import formulas
 from .test_maps import averages, skew
@@ -110,3 +111,27 @@ def test_residuals_that_outlive_their_unit_are_shortened() -> None:
     assert abs(state["residual_0"][0] - short).max() < 1e-15
     assert abs(state["residual_0"][1] * FAINT - long / long.abs().max()).max() < 1e-15
     assert state["scale"].tolist() == pytest.approx([2.0, 2.0])
+
+
+@pytest.mark.parametrize("basis", [None, torch.float64, torch.bfloat16], ids=str)
+def test_gradients_are_cut_where_sums_could_overflow(basis: torch.dtype | None) -> None:
+    """In the narrower of the formats of arithmetic and bases; what is smaller than the inverse counts as zero."""
+    most = LARGEST if basis != torch.bfloat16 else float(np.finfo(np.float32).max) * float(np.finfo(np.float32).eps)
+    x = tensor(2 * most, -2 * most, 0.5 * most, 0.5 / most, -0.5 / most, 2 / most)
+    bases = {} if basis is None else {1: torch.eye(2, dtype=basis)}
+    found = _within_range(x, {"scale": tensor(0.0)}, bases)
+    assert found.tolist() == [most, -most, 0.5 * most, 0.0, 0.0, 2 / most]
+
+
+def test_scales_far_apart_stay_positive() -> None:
+    """After a gradient that is huge beside the scale, ``alpha`` in its units is the smallest number, not zero."""
+    rates = Rates(*tensor(0.9, 0.95, 0.1, 1e-10))
+    samples = tensor(3e200, 1e200).view(2, 1, 1, 1)
+    _, past = _whiten(samples, {"scale": tensor(1e-200, 1e199)}, Rule(), rates)
+    assert past.tolist() == pytest.approx([LIMITS.tiny, 0.01], rel=1e-12)
+
+
+def test_roots_of_vanishing_spectra_stay_positive() -> None:
+    state = {"second_moment": tensor(1e-300, 4.0).view(2, 1, 1, 1), "scale": tensor(1e-200, 3.0)}
+    found = _precondition(LIMITS.tiny * tensor(1.0, 12.0).view(2, 1, 1, 1), state, Rule())
+    assert found.flatten().tolist() == pytest.approx([1.0, 2 * LIMITS.tiny], rel=1e-12)
