@@ -23,13 +23,12 @@ LARGEST_MOVE = 3.0
 """Largest root mean square of a matrix's whole move, in moves of AdamW with the same betas."""
 TYPICAL: Mapping[str, tuple[Any, ...]] = {
     "interval": (1, 2, 5, [(0, 1), (7, 3)]),
-    "nesterov": (0.0, 0.2, True, 1.0),
+    "nesterov": (0.0, 0.1, 0.2),
     "structure": ("kronecker", "axes", "full", "diagonal"),
     "max_dim": (2048, 6),
     "max_ratio": (None, 1.0, 2.0),
     "long_sides": ("blocks", "diagonal"),
-    "start": (0.0, 1.0, 4.0, 20.0),
-    "turn_first": (False, True),
+    "start": (1.0, 2.0, 4.0, 20.0),
     "rotation": ("bounded", "normalized", "moore_penrose"),
     "basis_lr": (None, 0.1, 0.5),
     "gap": (0.0, 0.1, 1.0),
@@ -41,6 +40,9 @@ TYPICAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Options that change how curvature is learned; steps keep their bound."""
 RARE: Mapping[str, tuple[Any, ...]] = {
+    "nesterov": (0.0, 0.2, True, 1.0),
+    "start": (0.0, 1.0, 4.0, 20.0),
+    "turn_first": (False, True),
     "eigenvalues": ("corrected", "kronecker"),
     "root": (2.0, 1.0, 4.0),
     "clip": (None, 1.0),
@@ -55,6 +57,9 @@ RARE: Mapping[str, tuple[Any, ...]] = {
     "maximize": (False, True),
 }
 """Options that change how large steps are, or how exact."""
+BETAS = ((0.5, 0.9), (0.9, 0.9), (0.9, 0.95), (0.95, 0.95), (0.9, 0.99), (0.95, 0.99))
+"""Second moments forget at most twice as fast as the momentum; with others, AdamW's own steps exceed the bound."""
+ODD_BETAS = ((0.0, 0.9), (0.0, 0.95), (0.99, 0.5), (0.95, 0.5), (0.9, 0.5), (0.9, 0.999), (0.99, 0.999), (0.99, 0.9))
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ def draw(chance: np.random.Generator) -> Plan:
     return Plan(
         options=options,
         lr=float(10.0 ** chance.uniform(-5, -1)),
-        betas=(float(chance.choice([0.0, 0.5, 0.9, 0.95, 0.99])), float(chance.choice([0.5, 0.9, 0.95, 0.999]))),
+        betas=(BETAS + ODD_BETAS)[chance.integers(len(BETAS) + len(ODD_BETAS) * (not bounded))],
         dtype=dtype,
         start=[torch.from_numpy(chance.standard_normal(shape)).to(dtype) for shape in shapes],
         streams=streams,
