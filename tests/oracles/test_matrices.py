@@ -1,6 +1,7 @@
 """Methods of matrices with their defaults, and nearest Kronecker products, against the definitions."""
 
 import numpy as np
+import pytest
 import torch
 
 from eigenstep import Full, Kronecker
@@ -38,7 +39,7 @@ def test_nearest_product_of_small_matrices() -> None:
 def test_nearest_product_of_batches() -> None:
     root = random(2, 3, 6, 6)
     matrix = root @ root.mT
-    for sizes, kinds in (((2, 3), ("full", "diagonal")), ((6,), ("full",)), ((3, 2), ("identity", "full"))):
+    for sizes, kinds in (((2, 3), ("full", "diagonal")), ((6,), ("full",)), ((3, 2), ("full", "identity"))):
         found = nearest_kronecker(matrix, sizes, kinds)
         for i, j in np.ndindex(2, 3):
             single = nearest_kronecker(matrix[i, j], sizes, kinds)
@@ -76,3 +77,12 @@ def test_determinant_of_a_batch_whose_factors_are_not_normalized() -> None:
         product = np.kron(*(np.diag(factor.eigs[at].numpy()) for factor in S.factors)) * S.scale[at].item()
         assert abs(S.logdet()[at].item() - np.linalg.slogdet(product)[1]) < 1e-13
         assert abs(S.normalized().dense()[at].numpy() - product).max() < 1e-13 * product.max()
+
+
+def test_samples_are_where_the_matrix_is() -> None:
+    assert Full.identity(3, device="meta").sample((2,)).device.type == "meta"
+
+
+def test_events_with_too_few_axes_for_a_batch() -> None:
+    with pytest.raises(ValueError, match=r"x must have shape \(\.\.\., 2, 3, 4\) to fit"):
+        Full.identity(4, (2, 3)).matmul(torch.ones(4))

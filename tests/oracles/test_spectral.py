@@ -72,6 +72,7 @@ ZERO: list[dict[str, Any]] = [
     {"residual": True},
     {"grafting": "adam", "betas": (0.95, 0.5)},
     {"relative_damping": False, "damping": 0.1},
+    {"root": 1.0},
 ]
 
 

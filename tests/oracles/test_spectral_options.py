@@ -24,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "half Nesterov": {"nesterov": 0.5},
     "all Nesterov": {"nesterov": 1.0},
     "root 1": {"root": 1.0},
+    "root 3": {"root": 3.0},
     "root 4": {"root": 4.0},
     "root 3.5": {"root": 3.5},
     "AdaGrad": {"decay": 0.0},
