@@ -35,7 +35,8 @@ class Spectral(Optimizer):
 
     A matrix of weights has ``S = alpha C x K``, with an eigenbasis and eigenvalues for each side, that follow the
     gradients by matrix products alone: no decomposition, any root ``p``, and stable in bfloat16. Vectors and scalars
-    get a diagonal ``S``, which makes the method AdamW for them. Learning rates that suit AdamW suit ``Spectral``.
+    get a diagonal ``S``, as in AdamW. No stream of gradients makes a default step large: in the eigenbasis, second moments
+    are never below the square of the momentum. Learning rates between those of AdamW and ten times as much suit it.
 
     Example:
         >>> import torch
@@ -119,7 +120,8 @@ class Spectral(Optimizer):
                 eigenvalues get at least 1e-12.
             relative_damping: whether ``damping`` is in those units; if not, it is an absolute number as in the paper.
             start: how fast the first gradients are forgotten. 1 starts running averages of curvature as means, as
-                Adam's bias correction does; larger values forget as ``start / t``; 0 keeps all rates constant.
+                Adam's bias correction does; larger values forget as ``start / t``, and the momentum at least half as
+                fast, or steps would grow where gradients vanish; 0 keeps all rates constant.
             turn_first: turn the bases before preconditioning with them, as the paper does, instead of after.
             rotation: "bounded" (ours), "normalized" (the paper's for networks), "moore_penrose" (the paper's), or a
                 function of your own; checkpoints hold only its name.
