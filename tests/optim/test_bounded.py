@@ -149,6 +149,29 @@ def test_any_stream(
     assert ours.total <= 3 * max(adamw.total, 0.1 * adamw.way)
 
 
+def test_one_huge_batch_does_not_throw_the_weights_away() -> None:
+    """A gradient a million times as large as the others: the loss must not rise."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(512, 64, generator=generator)
+    labels = (inputs[:, :8] @ torch.randn(8, 5, generator=generator)).argmax(-1)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 5))
+    optimizer = Spectral(model.parameters(), 3e-3, weight_decay=0.0)
+    losses = []
+    for step in range(100):
+        batch = torch.randint(512, (32,), generator=generator)
+        loss = nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        for w in model.parameters():
+            w.grad = w.grad * 1e6 if step == 60 and w.grad is not None else w.grad
+        optimizer.step()
+        losses.append(float(nn.functional.cross_entropy(model(inputs), labels).detach()))
+    assert max(losses[60:]) <= 1.05 * losses[59]
+    assert losses[59] < 0.8 * losses[0]
+
+
 EXTREMES: dict[str, Callable[[Tensor, int, float, float], Tensor]] = {
     "largest numbers": lambda x, t, most, least: x.sign() * most,
     "largest numbers of both signs": lambda x, t, most, least: torch.ones_like(x) * most * (-1) ** t,

@@ -35,8 +35,8 @@ class Spectral(Optimizer):
 
     A matrix of weights has ``S = alpha C x K``, with an eigenbasis and eigenvalues for each side, that follow the
     gradients by matrix products alone: no decomposition, any root ``p``, and stable in bfloat16. Vectors and scalars
-    get a diagonal ``S``, as in AdamW. No stream of gradients makes a default step large: in the eigenbasis, second moments
-    are never below the square of the momentum. Learning rates between those of AdamW and ten times as much suit it.
+    get a diagonal ``S``, as in AdamW. No stream of gradients makes a default step large: in the eigenbasis, second
+    moments are never below the square of the momentum. Learning rates from AdamW's to ten times as much suit it.
 
     Example:
         >>> import torch
