@@ -282,7 +282,9 @@ def describe(param: Any) -> tuple[Any, ...]:
         start, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
         return shape, str(param.dtype), (start, tuple(a + n for a, n in zip(start, sizes, strict=True))), None, None
     gradient = None if param.grad is None else param.grad.abs().sum(dtype=torch.float64).item()
-    return shape, str(param.dtype), ((0,) * len(shape), shape), param.abs().sum(dtype=torch.float64).item(), gradient
+    # Parameters without numbers, of a cost model for instance, have no check sum.
+    weights = None if param.is_meta else param.abs().sum(dtype=torch.float64).item()
+    return shape, str(param.dtype), ((0,) * len(shape), shape), weights, gradient
 
 
 def _check_alike(known: Sequence[Sequence[tuple[Any, ...]]]) -> None:
