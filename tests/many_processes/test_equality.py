@@ -18,7 +18,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 def test_every_way_gives_the_serial_weights(found: Results, network: str, dtype: torch.dtype) -> None:
     serial = weights(train(NETWORKS[network], "serial", dtype)[0])
     start = weights(train(NETWORKS[network], "serial", dtype, 0)[0])
-    assert distance(start, serial) > 0.1
+    assert distance(start, serial) > 0.05  # far more than any of the differences below
     for world in KINDS:
         for rank in found["training", world]:
             for key, trained in rank.items():
