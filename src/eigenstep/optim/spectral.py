@@ -36,7 +36,7 @@ class Spectral(Optimizer):
     A matrix of weights has ``S = alpha C x K``, with an eigenbasis and eigenvalues for each side, that follow the
     gradients by matrix products alone: no decomposition, any root ``p``, and stable in bfloat16. Vectors and scalars
     get a diagonal ``S``, as in AdamW. No stream of gradients makes a default step large: in the eigenbasis, second
-    moments are never below the square of the momentum. Learning rates from AdamW's to ten times as much suit it.
+    moments are never below the square of the momentum. The best learning rate is often larger than AdamW's.
 
     Example:
         >>> import torch
@@ -292,8 +292,8 @@ class Spectral(Optimizer):
         if group["nonfinite"] == "ignore":
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
             vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
-        kernel_rule = options.rule_of(group)
-        return stack.scatter(self._kernel(gradient, vectors, stack.state, kernel_rule, rates, turn, given))
+        rule = options.rule_of(group)
+        return stack.scatter(self._kernel(gradient, vectors, stack.state, rule, rates, turn, given))
 
     def _apply(
         self, group: dict[str, Any], params: list[Tensor], directions: list[Tensor], seed: int | None = None
