@@ -20,7 +20,8 @@ LR = 0.03
 OTHERS: dict[str, list[Any]] = {
     "lr": [torch.tensor(0.03)],
     "betas": [(0.0, 0.9), (0.95, 0.9)],
-    "weight_decay": [0.1],
+    "weight_decay": [0.1, torch.tensor(0.1)],
+    "cautious_weight_decay": [True],
     "root": [1.5, 3.0, 4],
     "interval": [1, 5, [(0, 1), (4, 3)]],
     "eigenvalues": ["kronecker"],
@@ -47,7 +48,8 @@ OTHERS: dict[str, list[Any]] = {
     "state_dtype": [torch.bfloat16, torch.float32],
     "stochastic_rounding": [True],
     "maximize": [True],
-    "foreach": [False],
+    "foreach": [False, True],
+    "fused": [False, True],
     "nonfinite": ["skip", "ignore"],
 }
 """Values of every option besides its default, but for those that are about how to compile."""
@@ -80,7 +82,7 @@ def check_contract(options: dict[str, Any], dtype: torch.dtype, shapes: Any = SH
 class TestContract:
     def test_no_option_is_left_out(self) -> None:
         group = Spectral([nn.Parameter(torch.ones(2))]).param_groups[0]
-        assert set(OTHERS) == set(group) - {"params", "count", "capturable"}
+        assert set(OTHERS) == set(group) - {"params", "count", "capturable", "amsgrad", "differentiable"}
         assert not any(group[name] == value for name, values in OTHERS.items() for value in values)
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)

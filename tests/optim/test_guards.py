@@ -67,6 +67,7 @@ DAMAGE: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "rate in a tensor": (in_group(lr=torch.tensor(math.nan)), "lr must be finite"),
     "negative rate": (in_group(lr=torch.tensor(-1.0)), "lr must be finite and at least 0"),
     "rates": (in_group(lr=torch.ones(2)), "one element"),
+    "weight decay in a tensor": (in_group(weight_decay=torch.tensor(math.nan)), "weight_decay must be finite"),
     "betas": (in_group(betas=(2, 3)), r"betas\[0\] must be finite and between 0.0 and 1.0, got 2"),
     "choice": (in_group(maps="bogus"), "maps must be one of"),
     "tensor for a choice": (in_group(maps=torch.ones(2)), "maps must be one of"),

@@ -150,10 +150,11 @@ def _checked_group(saved: dict[str, Any], own: Mapping[str, Any], defaults: Mapp
     count = found.get("count", 0)
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise ValueError(f"state_dict does not fit: count of group {index} must be a whole number, got {count!r}")
-    lr = found.get("lr", 0.0)
     try:
         check_group({**defaults, **found})
-        check_number(lr.item() if isinstance(lr, Tensor) else lr, "lr", 0.0)
+        for name in ("lr", "weight_decay"):
+            value = found.get(name, 0.0)
+            check_number(value.item() if isinstance(value, Tensor) else value, name, 0.0)
     except Exception as error:  # whatever a file may hold
         raise ValueError(f"state_dict does not fit: group {index} is impossible: {error}") from error
     return found

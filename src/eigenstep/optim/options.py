@@ -30,7 +30,6 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "nonfinite": ("raise", "skip", "ignore"),
 }
 RANGES: Mapping[str, tuple[float, float]] = {
-    "weight_decay": (0.0, float("inf")),
     "decay": (0.0, 1.0),
     "damping": (0.0, float("inf")),
     "gap": (0.0, 1.0),
@@ -49,7 +48,7 @@ FOREIGN = {
     "params",
     "param_names",
     "count",
-    "differentiable",
+    "use_fallback",
     "name",
     "lr_scale",
     "initial_lr",
@@ -63,26 +62,7 @@ GO, SKIP, RAISE = range(3)
 LAYOUT = ("structure", "max_dim", "max_ratio", "long_sides")
 fixed = itemgetter(*LAYOUT)
 """Options that decide how a parameter is laid out, and what returns them; they are fixed once it has state."""
-PAPER: Mapping[str, Any] = {
-    "betas": (0.9, 0.95),
-    "eigenvalues": "kronecker",
-    "rotation": "normalized",
-    "basis_lr": 0.5,
-    "maps": "truncated",
-    "reorthonormalize": 0,
-    "start": 0.0,
-    "turn_first": True,
-    "nesterov": False,
-    "relative_damping": False,
-    "damping": 1e-12,
-    "clip": 1.0,
-    "interval": 2,
-    "max_ratio": None,
-}
-"""The paper's recipe for networks."""
-FAST: Mapping[str, Any] = {"max_ratio": 1.0}
-"""At most Muon's price."""
-OTHERS = ("lr", "betas", "interval", "nesterov", "reorthonormalize", "basis_dtype", "state_dtype")
+OTHERS = ("lr", "weight_decay", "betas", "interval", "nesterov", "reorthonormalize", "basis_dtype", "state_dtype")
 """Options that are in no other list."""
 FLAGS = (
     "relative_damping",
@@ -90,17 +70,23 @@ FLAGS = (
     "residual",
     "stochastic_rounding",
     "maximize",
-    "foreach",
     "capturable",
+    "cautious_weight_decay",
 )
-OPTIONS = tuple(sorted({*CHOICES, *RANGES, *POSITIVE, *FLAGS, *LAYOUT, *OTHERS}))
+TORCH: Mapping[str, str] = {
+    "amsgrad": "its second moments can fall again",
+    "differentiable": "its steps have no gradient",
+}
+"""Options of torch's optimizers that Spectral takes only as ``False``, and why."""
+OPTIONS = tuple(sorted({*CHOICES, *RANGES, *POSITIVE, *FLAGS, *LAYOUT, *OTHERS, *TORCH, "foreach", "fused"}))
 """Names of all options."""
 
 
 def check_group(group: Mapping[str, Any]) -> None:
     """Raise unless all options of a parameter group are possible."""
     _check_names(group)
-    _check_lr(group["lr"])
+    for name in ("lr", "weight_decay"):
+        _check_scalar(group[name], name)
     for name, (low, high) in RANGES.items():
         check_number(group[name], name, low, high)
     for name, choices in CHOICES.items():
@@ -125,9 +111,15 @@ def check_group(group: Mapping[str, Any]) -> None:
         check_number(group["nesterov"], "nesterov", 0.0, 1.0)
     if group["max_ratio"] is not None:
         check_number(group["max_ratio"], "max_ratio", 1.0)
-    for name in FLAGS:
+    for name in (*FLAGS, *TORCH):
         if not isinstance(group[name], bool):
             raise TypeError(f"{name} must be True or False, got {group[name]!r}")
+    for name in ("foreach", "fused"):
+        if not isinstance(group[name], (bool, type(None))):
+            raise TypeError(f"{name} must be True, False or None, got {group[name]!r}")
+    for name, reason in TORCH.items():
+        if group[name]:
+            raise ValueError(f"Spectral cannot do {name}=True: {reason}; leave it out")
     for name, least in (("max_dim", 1), ("reorthonormalize", 0)):
         if not isinstance(group[name], int) or group[name] < least:
             raise ValueError(f"{name} must be a whole number, at least {least}, got {group[name]!r}")
@@ -169,14 +161,15 @@ def _check_names(group: Mapping[str, Any]) -> None:
             raise ValueError(f"unknown option {name!r} in a parameter group: {hint}")
 
 
-def _check_lr(lr: object) -> None:
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1 or not lr.is_floating_point():
+def _check_scalar(value: object, name: str) -> None:
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or not value.is_floating_point():
             raise ValueError(
-                f"lr must be a number or a real tensor with one element, got {lr.dtype} of shape {tuple(lr.shape)}"
+                f"{name} must be a number or a real tensor with one element, "
+                f"got {value.dtype} of shape {tuple(value.shape)}"
             )
     else:
-        check_number(lr, "lr", 0.0)
+        check_number(value, name, 0.0)
 
 
 def _check_rotations(group: Mapping[str, Any]) -> None:
@@ -295,6 +288,11 @@ def layout_of(group: Group, param: Tensor) -> Layout:
     """Choose the layout of a parameter."""
     options = {name: group[name] for name in LAYOUT}
     return plan(tuple(param.shape), **options)
+
+
+def batched(group: Group) -> bool:
+    """Tell whether same-shaped parameters are stepped together; who asks for a fused step wants that."""
+    return group["foreach"] is not False or bool(group["fused"])
 
 
 def rule_of(group: Group) -> Rule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from .distributed.sharding import OFF, Sharding, local_gradient, wanted
 from .distributed.together import begin, directions_here
 from .inspect import Summary, name_of, spectra_of, summary_of
 from .layout import Stack, Stacks
+from .moving import move
 from .options import GO, RAISE
-from .rounding import add_stochastically
 from .user_curvature import padded, vectors_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -53,8 +53,9 @@ class Spectral(Optimizer):
         params: Params,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.95, 0.95),
-        weight_decay: float = 0.01,
+        weight_decay: float | Tensor = 0.01,
         *,
+        cautious_weight_decay: bool = False,
         root: float = 2.0,
         interval: Interval = 2,
         eigenvalues: str = "corrected",
@@ -81,7 +82,10 @@ class Spectral(Optimizer):
         state_dtype: torch.dtype | None = None,
         stochastic_rounding: bool = False,
         maximize: bool = False,
-        foreach: bool = True,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        amsgrad: bool = False,
+        differentiable: bool = False,
         compile: bool = False,
         capturable: bool = False,
         nonfinite: str = "raise",
@@ -95,7 +99,8 @@ class Spectral(Optimizer):
             params: parameters, named parameters, or dictionaries that describe parameter groups.
             lr: learning rate, the paper's beta-1.
             betas: decay rates of momentum (0 for none) and of the curvature; the paper's beta-2 is ``1 - betas[1]``.
-            weight_decay: decoupled weight decay, as in AdamW.
+            weight_decay: decoupled weight decay, as in AdamW; a tensor can change while a CUDA graph is replayed.
+            cautious_weight_decay: shrink only the weights that the step itself moves toward zero.
             root: the paper's ``p``: steps go along ``S^(-1/p)``. 2 as in Adam, 1 as in natural gradient, any ``p > 0``.
             interval: turn the bases every so many steps, but at every step of the first 100; or a schedule such as
                 ``[(0, 1), (1000, 4)]``, every step at first and every fourth from step 1000 on.
@@ -139,7 +144,10 @@ class Spectral(Optimizer):
             state_dtype: number format of momentum and second moments; by default float32, or float64 for such weights.
             stochastic_rounding: round bfloat16 weights up or down at random, so that small steps are not lost.
             maximize: go up instead of down.
-            foreach: step same-shaped parameters in one batched call; ``False`` saves memory.
+            foreach: step same-shaped parameters in one batched call, the default; ``False`` saves memory.
+            fused: for trainers that ask for it: ``True`` means batched calls, whatever ``foreach`` says.
+            amsgrad: here for torch's signature, can only be ``False``; so is ``differentiable``.
+            differentiable: see ``amsgrad``.
             compile: compile the step with ``torch.compile``.
             capturable: make the step safe to capture in a CUDA graph; needs ``interval=1`` and ``nonfinite="ignore"``.
             nonfinite: what to do about NaN or infinite gradients: "raise" an error, "skip" the whole step, or "ignore"
@@ -155,6 +163,9 @@ class Spectral(Optimizer):
         self._prepare()
         super().__init__(cast(Any, params), {**defaults, "count": 0})
 
+    fast: ClassVar[type[Spectral]]
+    paper: ClassVar[type[Spectral]]
+
     def _prepare(self) -> None:
         """Set up what copies and checkpoints leave out."""
         self._kernel = compiled(kernel.step) if self._compile else kernel.step
@@ -166,30 +177,10 @@ class Spectral(Optimizer):
         }
         self._sharding: Sharding | None = getattr(self, "_sharding", None)
 
-    @classmethod
-    def paper(cls, params: Params, lr: float = 1e-3, **changes: Any) -> Spectral:
-        """The paper's recipe for networks: Kronecker eigenvalues, normalized rotation, truncated maps, every 2 steps.
-
-        Args:
-            params: as for the constructor.
-            lr: learning rate.
-            **changes: any other argument of the constructor overrides the recipe.
-        """
-        return cls(params, lr, **{**options.PAPER, **changes})
-
-    @classmethod
-    def fast(cls, params: Params, lr: float = 1e-3, **changes: Any) -> Spectral:
-        """At most Muon's price: like the default, but long sides are cut into square blocks.
-
-        Args:
-            params: as for the constructor.
-            lr: learning rate.
-            **changes: any other argument of the constructor.
-        """
-        return cls(params, lr, **{**options.FAST, **changes})
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with any options of their own."""
+        if param_group.get("use_fallback"):  # timm's word for what a matrix optimizer should leave to AdamW
+            param_group = {"structure": "diagonal", **param_group}
         options.check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
@@ -265,12 +256,12 @@ class Spectral(Optimizer):
         if self._sharding is None:
             for stack in self._arranged(group, params):
                 gradients: list[Tensor] = list(map(attrgetter("grad"), stack.params))
-                self._apply(group, stack.params, self._directions(group, stack, gradients, samples, turn))
+                move(group, stack.params, self._directions(group, stack, gradients, samples, turn))
         elif params:
             arranged = partial(self._arranged, group)
             compute = partial(self._directions, group, samples={}, turn=turn)
             # Replicas of a shard must be rounded alike, whatever random numbers their ranks have used.
-            apply = partial(self._apply, group, seed=group["count"])
+            apply = partial(move, group, seed=group["count"])
             self._sharding.step(params, directions_here(arranged, compute), apply)
 
     def _directions(
@@ -295,22 +286,6 @@ class Spectral(Optimizer):
         rule = options.rule_of(group)
         return stack.scatter(self._kernel(gradient, vectors, stack.state, rule, rates, turn, given))
 
-    def _apply(
-        self, group: dict[str, Any], params: list[Tensor], directions: list[Tensor], seed: int | None = None
-    ) -> None:
-        """Move the parameters; the directions are used up."""
-        lr, weight_decay = group["lr"], group["weight_decay"]
-        lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
-        torch._foreach_mul_(directions, lr if group["maximize"] else -lr)
-        if group["stochastic_rounding"] and params[0].dtype == torch.bfloat16:
-            generator = None if seed is None else torch.Generator(params[0].device).manual_seed(seed)
-            for param, direction in zip(params, directions, strict=True):
-                add_stochastically(param, direction - lr * weight_decay * param.float(), generator)
-            return
-        if weight_decay:
-            torch._foreach_mul_(params, 1 - lr * weight_decay)
-        torch._foreach_add_(params, directions)
-
     def _arranged(self, group: dict[str, Any], params: list[Tensor], tag: int = 0) -> list[Stack]:
         """Return the stacks of the parameters that have a gradient now.
 
@@ -323,8 +298,14 @@ class Spectral(Optimizer):
         if (id(group), tag) not in self._stacks:
             self._stacks[id(group), tag] = Stacks()
         return self._stacks[id(group), tag].arrange(
-            params, self.state, layout, partial(options.initial_state, group), group["foreach"]
+            params, self.state, layout, partial(options.initial_state, group), options.batched(group)
         )
+
+    def _init_group(self, group: dict[str, Any], skip_non_grad_params: bool = True) -> None:
+        """Create the state of a group's parameters, as Megatron asks for before it loads a checkpoint."""
+        for param in group["params"]:
+            if param.numel() and not self.state[param] and not (skip_non_grad_params and param.grad is None):
+                self.state[param].update(options.initial_state(group, param, options.layout_of(group, param)))
 
     def _name(self, param: Tensor) -> str:
         return name_of(param, self.param_groups)
