@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def move(
-    group: Mapping[str, Any], params: Sequence[Tensor], directions: Sequence[Tensor], seed: int | None = None
-) -> None:
+def move(group: Mapping[str, Any], params: list[Tensor], directions: list[Tensor], seed: int | None = None) -> None:
     """Move parameters.
 
     Args:
