@@ -21,7 +21,7 @@ from .problems import Problem, final
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"eigenvalues": "kronecker", "residual": True, "nesterov": False},
-    {"rotation": "normalized", "maps": "truncated", "reorthonormalize": 3, "turn_first": True},
+    {"rotation": "normalized", "maps": "truncated", "reorthonormalize": False, "turn_first": True},
     {"rotation": "moore_penrose", "maps": "exact", "relative_damping": False, "root": 3.0},
     {"grafting": "adam", "clip": 1.0, "structure": "axes", "state_dtype": torch.bfloat16},
     {"grafting": "rms", "structure": "full", "start": 0.0, "betas": (0.0, 0.9), "max_ratio": 1.0},

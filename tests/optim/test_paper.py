@@ -97,7 +97,7 @@ def diagonal_box(weights: Tensor, gradient: Gradient, p: float, *, gamma: float,
 
 def spectral_path(weights: Tensor, gradient: Gradient, p: float, **options: object) -> list[Tensor]:
     parameter = torch.nn.Parameter(weights.clone())
-    options = {"betas": (BETA1, 1 - BETA2), "damping": LAMBDA, "gap": GAP, "weight_decay": 0.0, **options}
+    options = {"betas": (BETA1, 1 - BETA2), "damping": LAMBDA, "weight_decay": 0.0, **options}
     optimizer = Spectral.paper([parameter], lr=LR, root=p, **options)
     path = []
     for t in range(STEPS):

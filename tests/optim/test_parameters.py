@@ -13,11 +13,11 @@ from torch import nn
 from torch.testing import assert_close
 
 from eigenstep import Spectral
-from eigenstep.optim.layout import LONG_SIDES, STRUCTURES, plan
+from eigenstep.optim.layout import STRUCTURES, plan
 
 from .problems import Problem, equal, final
 
-DEFAULT: dict[str, Any] = {"structure": "kronecker", "max_dim": 2048, "max_ratio": 2.0, "long_sides": "blocks"}
+DEFAULT: dict[str, Any] = {"structure": "kronecker", "max_dim": 2048, "max_ratio": 2.0}
 
 
 class TestLayout:
@@ -27,13 +27,12 @@ class TestLayout:
         structure=st.sampled_from(STRUCTURES),
         max_dim=st.integers(1, 16),
         max_ratio=st.none() | st.floats(1, 5),
-        long_sides=st.sampled_from(LONG_SIDES),
         extra=st.sampled_from([(), (2,)]),
     )
     def test_any_shape(
-        self, shape: tuple[int, ...], structure: str, max_dim: int, max_ratio: float, long_sides: str, extra: Any
+        self, shape: tuple[int, ...], structure: str, max_dim: int, max_ratio: float, extra: Any
     ) -> None:
-        layout = plan(shape, structure=structure, max_dim=max_dim, max_ratio=max_ratio, long_sides=long_sides)
+        layout = plan(shape, structure=structure, max_dim=max_dim, max_ratio=max_ratio)
         tensor = torch.arange(math.prod((*shape, *extra))).view((*shape, *extra))
         stacked = layout.split(tensor)
         assert stacked.shape == (layout.pieces, layout.blocks, *layout.sizes, *extra)
@@ -43,7 +42,7 @@ class TestLayout:
         assert all(n <= max_dim for n, full in zip(layout.sizes, layout.full, strict=True) if full)
         if max_ratio is not None and len(layout.sizes) == 2 and layout.full[0]:
             assert layout.sizes[0] <= math.ceil(max_ratio * layout.sizes[1])
-        if structure == "diagonal" or long_sides == "diagonal":
+        if structure == "diagonal":
             assert layout.blocks == layout.pieces == 1
         assert layout.describe()
 
@@ -63,10 +62,9 @@ class TestLayout:
             ((12, 4), {}, "2 blocks of 6 x 4"),
             ((12, 4), {"max_ratio": 1.0}, "3 blocks of 4 x 4"),
             ((13, 4), {}, "diag 13 x 4"),
-            ((12, 4), {"long_sides": "diagonal"}, "diag 12 x 4"),
             ((50000, 64), {}, "400 blocks of 125 x 64"),
             ((64, 64), {"max_dim": 32}, "2 pieces of (2 blocks of 32 x 32)"),
-            ((64, 64), {"max_dim": 32, "long_sides": "diagonal"}, "diag 64 x diag 64"),
+            ((67, 67), {"max_dim": 32}, "diag 67 x diag 67"),
             ((8, 4, 3, 3), {"max_ratio": None}, "36 x 8"),
             ((8, 4, 3, 3), {"structure": "axes"}, "8 x 4 x 3 x 3"),
             ((8, 4, 1, 3), {"structure": "axes", "max_dim": 4}, "diag 8 x 4 x diag 1 x 3"),

@@ -61,7 +61,7 @@ class TestBases:
     def test_without_mending_bases_drift(self) -> None:
         """So that the test above means something."""
         w = nn.Parameter(torch.randn(16, 12).bfloat16())
-        optimizer = Spectral([w], interval=1, basis_dtype=torch.bfloat16, maps="truncated", reorthonormalize=0)
+        optimizer = Spectral([w], interval=1, basis_dtype=torch.bfloat16, maps="truncated", reorthonormalize=False)
         for _ in range(300):
             w.grad = torch.randn(16, 12).bfloat16()
             optimizer.step()

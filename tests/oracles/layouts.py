@@ -38,10 +38,10 @@ def views_of(x: Array, options: dict[str, Any]) -> tuple[list[Array], list[list[
     if matrix.shape[0] < matrix.shape[1]:
         matrix = matrix.T  # the longer side comes first
     length, breadth = matrix.shape
-    pieces = parts(breadth, longest, options["long_sides"])
+    pieces = parts(breadth, longest)
     width = breadth // pieces
     limit = longest if options["max_ratio"] is None else min(longest, math.ceil(options["max_ratio"] * width))
-    height = length // parts(length, limit, options["long_sides"])
+    height = length // parts(length, limit)
     rows = [slice(at, at + height) for at in range(0, length, height)] if height <= limit else []
     sides = [Side(length, rows), Side(width, whole(width) if width <= longest else [])]
     return [matrix[:, at : at + width] for at in range(0, breadth, width)], [sides] * pieces
@@ -51,10 +51,8 @@ def whole(n: int) -> list[slice]:
     return [slice(0, n)]
 
 
-def parts(length: int, limit: int, long_sides: str) -> int:
+def parts(length: int, limit: int) -> int:
     """Return into how many equal parts a side is cut: the fewest that are short enough, at most twice the least."""
-    if long_sides != "blocks":
-        return 1
     least = -(-length // limit)
     fitting = [count for count in range(least, 2 * least + 1) if length % count == 0]
     return fitting[0] if fitting else 1

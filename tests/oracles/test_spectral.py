@@ -123,7 +123,7 @@ def test_given_curvature_in_stacks_of_unequal_numbers() -> None:
 @pytest.mark.parametrize("maps", MAPS)
 @pytest.mark.parametrize("recipe", ["default", "fast", "paper"])
 def test_bfloat16_bases(recipe: str, maps: str) -> None:
-    mended = {"reorthonormalize": 1} if maps == "quadratic" else {}  # which the paper's maps do without
+    mended = {"reorthonormalize": True} if maps == "quadratic" else {}  # which the paper's maps do without
     assert_same([(4, 3), (3, 3), (5,)], recipe, maps=maps, basis_dtype=torch.bfloat16, **mended)
 
 

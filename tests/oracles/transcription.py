@@ -41,7 +41,6 @@ DEFAULTS: dict[str, Any] = {
     "structure": "kronecker",
     "max_dim": 2048,
     "max_ratio": 2.0,
-    "long_sides": "blocks",
     "decay": 1.0,
     "damping": 1e-10,
     "relative_damping": True,
@@ -49,10 +48,8 @@ DEFAULTS: dict[str, Any] = {
     "turn_first": False,
     "rotation": "bounded",
     "basis_lr": 0.1,
-    "gap": 0.1,
-    "cap": 0.5,
     "maps": "quadratic",
-    "reorthonormalize": 1,
+    "reorthonormalize": True,
     "residual": False,
     "half": False,
     "maximize": False,
@@ -61,10 +58,10 @@ FAST = {**DEFAULTS, "max_ratio": 1.0}
 PAPER = {
     **DEFAULTS,
     **{"betas": (0.9, 0.95), "eigenvalues": "kronecker", "rotation": "normalized", "basis_lr": 0.5},
-    **{"maps": "truncated", "reorthonormalize": 0, "start": 0.0, "turn_first": True, "nesterov": False},
+    **{"maps": "truncated", "reorthonormalize": False, "start": 0.0, "turn_first": True, "nesterov": False},
     **{"relative_damping": False, "damping": 1e-12, "clip": 1.0, "max_ratio": None},
 }
-EARLY_STEPS = 100
+EARLY_STEPS, GAP, CAP = 100, 0.1, 0.5
 
 
 class Factor:
@@ -204,12 +201,12 @@ class Tensor:
         if o["rotation"] == "bounded":
             return bounded(A)
         if o["rotation"] == "moore_penrose":
-            return moore_penrose(d, A, o["gap"])
+            return moore_penrose(d, A, GAP)
         second_rate = 1 - o["betas"][1] if o["basis_lr"] is None else o["basis_lr"]
-        return normalized(d, A, o["gap"], second_rate)
+        return normalized(d, A, GAP, second_rate)
 
     def orthogonal(self, N: Array) -> Array:
-        cap = None if self.o["rotation"] == "normalized" else self.o["cap"]
+        cap = None if self.o["rotation"] == "normalized" else CAP
         if self.o["maps"] == "exact":
             return cayley(N, self.format)
         if self.o["maps"] == "truncated":
@@ -221,10 +218,9 @@ class Tensor:
 
         ``D`` stays what it is, but no second moment of gradients, ``alpha D``, is less than the square of the first.
         """
-        every = self.o["reorthonormalize"]
         for factor, Q in zip(self.factors, rotations, strict=True):
             factor.B = self.format.product(factor.B, Q)
-            if every and self.turns % every == 0:
+            if self.o["reorthonormalize"]:
                 factor.B = newton_schulz(factor.B, self.format)
         self.momentum = self.turned(self.momentum, rotations)
         if own and self.alpha is not None:

@@ -12,7 +12,7 @@ from ..core.checks import check_number
 from .distributed.sharded_state import Pieces
 from .distributed.sharding import Sharding
 from .distributed.together import own_state
-from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, fixed, initial_state, layout_of
+from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, fixed, initial_state, layout_of, modernize
 from .state import State
 
 Groups = Sequence[Mapping[str, Any]]
@@ -97,7 +97,7 @@ def _check(
             seen.add(key)
             if own := saved_state.get(key):
                 expected = initial_state(options, param, layout_of(options, param), device="meta")
-                _check_state(own, expected, name(param), bool(options["reorthonormalize"]))
+                _check_state(own, expected, name(param), options["reorthonormalize"])
                 states[param] = own
     if strange := saved_state.keys() - seen:
         raise ValueError(f"state_dict has state for {min(map(str, strange))}, which is in none of its parameter groups")
@@ -151,6 +151,7 @@ def _checked_group(saved: dict[str, Any], own: Mapping[str, Any], defaults: Mapp
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise ValueError(f"state_dict does not fit: count of group {index} must be a whole number, got {count!r}")
     try:
+        modernize(found)
         check_group({**defaults, **found})
         for name in ("lr", "weight_decay"):
             value = found.get(name, 0.0)

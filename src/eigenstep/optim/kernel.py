@@ -42,6 +42,10 @@ LARGEST = {dtype: largest(accumulation_dtype(dtype)) for dtype in (torch.float64
 """Numbers up to which sums of many cannot overflow, for each format of the state and of the bases."""
 FAINT = 1e-8
 """Gradients this much smaller than ``sqrt(alpha)`` count as if they were zero."""
+GAP = 0.1
+"""Relative gap below which the paper's rotations count eigenvalues as equal; it leaves that open, and less is worse."""
+CAP = 0.5
+"""Longest generator, as ``||N^2||_F^(1/2)``, for maps that are not exact: a Newton-Schulz step mends what they bend."""
 
 
 def step(
@@ -200,12 +204,12 @@ def _normalize(learned: list[Tensor], state: State) -> Tensor:
 def _turning(rule: Rule, rates: Rates, state: State, bases: Turns) -> dict[str, Any]:
     """Return how bases turn, as arguments of :func:`eigenstep.core.step.learn`."""
     state["turns"] += 1
-    basis_beta, cap = 1 - rates.basis, rule.cap
+    basis_beta, cap = 1 - rates.basis, CAP
     rotation: Any = ROTATIONS[rule.rotation] if isinstance(rule.rotation, str) else rule.rotation
     if rule.rotation == "normalized":  # the paper's: one average for all, and a rotation whose length is set already
-        basis_beta, cap, rotation = rates.beta2, 1.0, partial(rotation, rate=rates.basis, gap=rule.gap)
+        basis_beta, cap, rotation = rates.beta2, 1.0, partial(rotation, rate=rates.basis, gap=GAP)
     elif rule.rotation == "moore_penrose":
-        rotation = partial(rotation, gap=rule.gap)
+        rotation = partial(rotation, gap=GAP)
     maps: dict[str, Any] = {
         "exact": cayley,
         "truncated": partial(truncated_cayley, cap=cap),
@@ -272,12 +276,7 @@ def _turn(turns: Turns, bases: Turns, state: State, rule: Rule, given: Tensor | 
     """
     for axis, q in turns.items():
         turned = matmul(bases[axis], q)
-        if rule.reorthonormalize == 1:
-            turned = reorthonormalize(turned)
-        elif rule.reorthonormalize:
-            due = (state["turns"] % rule.reorthonormalize == 0)[:, None, None, None]
-            turned = torch.where(due, reorthonormalize(turned), turned)
-        bases[axis].copy_(turned)
+        bases[axis].copy_(reorthonormalize(turned) if rule.reorthonormalize else turned)
     if "momentum" in state and turns:
         momentum = rotate(state["momentum"], turns)
         state["momentum"].copy_(momentum)

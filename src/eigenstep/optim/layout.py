@@ -12,7 +12,6 @@ from torch import Tensor
 from .state import State
 
 STRUCTURES = ("kronecker", "axes", "full", "diagonal")
-LONG_SIDES = ("blocks", "diagonal")
 MOST_AXES = 8
 """As many axes as the arithmetic has letters for."""
 
@@ -87,7 +86,7 @@ class Layout:
         return f"{self.pieces} pieces of ({text})" if self.pieces > 1 else text
 
 
-def plan(shape: tuple[int, ...], *, structure: str, max_dim: int, max_ratio: float | None, long_sides: str) -> Layout:
+def plan(shape: tuple[int, ...], *, structure: str, max_dim: int, max_ratio: float | None) -> Layout:
     """Choose the layout of a parameter.
 
     Args:
@@ -95,9 +94,8 @@ def plan(shape: tuple[int, ...], *, structure: str, max_dim: int, max_ratio: flo
         structure: "kronecker" lays tensors out as matrices (first axis against the rest) with one factor per side;
             "axes" gives each axis of a tensor its own factor; "full" one factor for the whole parameter;
             "diagonal" no basis at all.
-        max_dim: a side longer than this gets no basis of its own as a whole.
-        max_ratio: nor does a side more than this many times longer than the other.
-        long_sides: what a side that is too long gets: "blocks", several smaller bases, or "diagonal", none.
+        max_dim: a side longer than this is cut into blocks with a basis each; it has none if there is no fair cut.
+        max_ratio: so is a side more than this many times longer than the other.
     """
     size = math.prod(shape)
     matrix = (shape[0], size // shape[0]) if shape else (1, 1)
@@ -114,10 +112,10 @@ def plan(shape: tuple[int, ...], *, structure: str, max_dim: int, max_ratio: flo
         return Layout(shape, False, 1, 1, shape, tuple(1 < n <= max_dim for n in shape))
     transposed = matrix[0] < matrix[1]
     cols, rows = sorted(matrix)
-    pieces = _cut(cols, max_dim) if long_sides == "blocks" else 1
+    pieces = _cut(cols, max_dim)
     width = cols // pieces
     limit = max_dim if max_ratio is None else min(max_dim, math.ceil(max_ratio * width))
-    blocks = _cut(rows, limit) if long_sides == "blocks" else 1
+    blocks = _cut(rows, limit)
     height = rows // blocks
     return Layout(shape, transposed, pieces, blocks, (height, width), (height <= limit, width <= max_dim))
 

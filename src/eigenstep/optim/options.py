@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_number
-from .layout import LONG_SIDES, STRUCTURES, Layout, plan
+from .layout import STRUCTURES, Layout, plan
 from .state import Rates, Rule, State, new_state
 
 Group = Mapping[str, Any]
@@ -24,7 +23,6 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "eigenvalues": ("corrected", "kronecker"),
     "grafting": (None, "adam", "rms"),
     "structure": STRUCTURES,
-    "long_sides": LONG_SIDES,
     "rotation": ("bounded", "normalized", "moore_penrose"),
     "maps": ("quadratic", "truncated", "exact"),
     "nonfinite": ("raise", "skip", "ignore"),
@@ -32,16 +30,13 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
 RANGES: Mapping[str, tuple[float, float]] = {
     "decay": (0.0, 1.0),
     "damping": (0.0, float("inf")),
-    "gap": (0.0, 1.0),
     "start": (0.0, float("inf")),
 }
-POSITIVE: Mapping[str, float] = {"root": float("inf"), "cap": float("inf"), "clip": float("inf"), "basis_lr": 2.0}
+POSITIVE: Mapping[str, float] = {"root": float("inf"), "clip": float("inf"), "basis_lr": 2.0}
 """Options that must be greater than 0 (if not ``None``), and their upper limits."""
 LEAST_DAMPING = 1e-12
 """Relative damping of products of eigenvalues: with less, sparse gradients lead to steps of any length."""
 CUSTOM_PREFIX = "custom: "
-LONGEST = 0.6
-"""The largest ``cap``: here the truncated Cayley map shortens vectors by 1.7 %."""
 CUSTOM = ("rotation", "maps")
 """Options that may be functions of the user's own instead of names."""
 FOREIGN = {
@@ -59,14 +54,15 @@ FOREIGN = {
 """What else a parameter group may hold: what torch, learning-rate schedulers and trainers put there."""
 GO, SKIP, RAISE = range(3)
 """What to do about the gradients of a step: take it, leave it out, or raise an error."""
-LAYOUT = ("structure", "max_dim", "max_ratio", "long_sides")
+LAYOUT = ("structure", "max_dim", "max_ratio")
 fixed = itemgetter(*LAYOUT)
 """Options that decide how a parameter is laid out, and what returns them; they are fixed once it has state."""
-OTHERS = ("lr", "weight_decay", "betas", "interval", "nesterov", "reorthonormalize", "basis_dtype", "state_dtype")
+OTHERS = ("lr", "weight_decay", "betas", "interval", "nesterov", "basis_dtype", "state_dtype")
 """Options that are in no other list."""
 FLAGS = (
     "relative_damping",
     "turn_first",
+    "reorthonormalize",
     "residual",
     "stochastic_rounding",
     "maximize",
@@ -80,6 +76,8 @@ TORCH: Mapping[str, str] = {
 """Options of torch's optimizers that Spectral takes only as ``False``, and why."""
 OPTIONS = tuple(sorted({*CHOICES, *RANGES, *POSITIVE, *FLAGS, *LAYOUT, *OTHERS, *TORCH, "foreach", "fused"}))
 """Names of all options."""
+RETIRED: Mapping[str, object] = {"cap": 0.5, "gap": 0.1, "long_sides": "blocks"}
+"""Options of earlier versions, and the values as of which the present steps are."""
 
 
 def check_group(group: Mapping[str, Any]) -> None:
@@ -103,7 +101,7 @@ def check_group(group: Mapping[str, Any]) -> None:
         if beta == 1:
             raise ValueError(f"betas[{index}] must be less than 1, got {beta}")
     for name, high in POSITIVE.items():
-        if group[name] is not None or name in ("root", "cap"):
+        if group[name] is not None or name == "root":
             check_number(group[name], name, 0.0, high)
             if group[name] == 0:
                 raise ValueError(f"{name} must be greater than 0, got {group[name]}")
@@ -120,9 +118,8 @@ def check_group(group: Mapping[str, Any]) -> None:
     for name, reason in TORCH.items():
         if group[name]:
             raise ValueError(f"Spectral cannot do {name}=True: {reason}; leave it out")
-    for name, least in (("max_dim", 1), ("reorthonormalize", 0)):
-        if not isinstance(group[name], int) or group[name] < least:
-            raise ValueError(f"{name} must be a whole number, at least {least}, got {group[name]!r}")
+    if not isinstance(group["max_dim"], int) or group["max_dim"] < 1:
+        raise ValueError(f"max_dim must be a whole number, at least 1, got {group['max_dim']!r}")
     interval_at(group["interval"], 0)
     for name in ("basis_dtype", "state_dtype"):
         if group[name] not in (None, torch.float64, torch.float32, torch.bfloat16):
@@ -161,6 +158,23 @@ def _check_names(group: Mapping[str, Any]) -> None:
             raise ValueError(f"unknown option {name!r} in a parameter group: {hint}")
 
 
+def modernize(group: dict[str, Any]) -> None:
+    """Drop what is the default now from a parameter group of an earlier version; raise if it asks for something else.
+
+    Args:
+        group: the options, changed in place.
+    """
+    for name in filter(group.__contains__, RETIRED):
+        if group[name] != RETIRED[name]:
+            raise ValueError(
+                f"{name}={group[name]!r} is no longer an option: steps do what {name}={RETIRED[name]!r} did. To go "
+                "on so, delete it from the parameter group; for other caps or gaps pass functions as maps and rotation"
+            )
+        del group[name]
+    if group.get("reorthonormalize") in (0, 1):  # it was a number of turns
+        group["reorthonormalize"] = bool(group["reorthonormalize"])
+
+
 def _check_scalar(value: object, name: str) -> None:
     if isinstance(value, Tensor):
         if value.numel() != 1 or not value.is_floating_point():
@@ -179,23 +193,13 @@ def _check_rotations(group: Mapping[str, Any]) -> None:
         raise ValueError(f'basis_lr must be at most 1, or below 2 for rotation="normalized", got {basis_lr}')
     if basis_lr == 2:
         raise ValueError("basis_lr must be less than 2, got 2")
-    if group["cap"] > LONGEST:
+    # I + 2N + 2N^2 stretches by up to sqrt(1 + 4 |N|^4), and Newton-Schulz steps come back from below sqrt(3). That is
+    # always so: the norm is at most 0.5, or basis_lr / sqrt(8) < 1 / sqrt(2) for normalized generators, whose Frobenius
+    # norm is basis_lr / 2, of which a skew-symmetric matrix has half in each of two equal singular values or more.
+    if group["maps"] == "quadratic" and not group["reorthonormalize"]:
         raise ValueError(
-            f"cap must be at most {LONGEST}, got {group['cap']}: maps that are not exact are too far from orthogonal "
-            'for longer generators; maps="exact" needs no cap'
-        )
-    if group["maps"] != "quadratic":
-        return
-    # I + 2N + 2N^2 stretches by up to sqrt(1 + 4 |N|^4); Newton-Schulz steps come back only from below sqrt(3). A
-    # normalized generator has the Frobenius norm basis_lr / 2, of which a skew-symmetric matrix has half in each of two
-    # equal singular values or more.
-    length = (1 - group["betas"][1] if basis_lr is None else basis_lr) / 8**0.5 if normalized else group["cap"]
-    every, growth = group["reorthonormalize"], math.log1p(4 * length**4)
-    if every == 0 or every * growth >= math.log(3):
-        most = int(math.log(3) / max(growth, 1e-9))
-        raise ValueError(
-            f'reorthonormalize must be between 1 and {most} for maps="quadratic" and these rotations, got {every}: '
-            'longer without mending, bases can stretch for good; mend more often, or use maps="truncated" or "exact"'
+            'reorthonormalize must be True for maps="quadratic", which stretch bases a little at every turn: use '
+            'maps="truncated" or "exact" to do without'
         )
 
 

@@ -15,7 +15,7 @@ PAPER: Mapping[str, Any] = {
     "rotation": "normalized",
     "basis_lr": 0.5,
     "maps": "truncated",
-    "reorthonormalize": 0,
+    "reorthonormalize": False,
     "start": 0.0,
     "turn_first": True,
     "nesterov": False,

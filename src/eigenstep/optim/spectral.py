@@ -65,7 +65,6 @@ class Spectral(Optimizer):
         structure: str = "kronecker",
         max_dim: int = 2048,
         max_ratio: float | None = 2.0,
-        long_sides: str = "blocks",
         decay: float = 1.0,
         damping: float = 1e-10,
         relative_damping: bool = True,
@@ -73,10 +72,8 @@ class Spectral(Optimizer):
         turn_first: bool = False,
         rotation: str | Rotation = "bounded",
         basis_lr: float | None = 0.1,
-        gap: float = 0.1,
-        cap: float = 0.5,
         maps: str | Orthogonal = "quadratic",
-        reorthonormalize: int = 1,
+        reorthonormalize: bool = True,
         residual: bool = False,
         basis_dtype: torch.dtype | None = None,
         state_dtype: torch.dtype | None = None,
@@ -93,67 +90,68 @@ class Spectral(Optimizer):
     ) -> None:
         """Set up the optimizer. Every argument but ``compile`` and ``distributed`` can be given per parameter group.
 
-        What people change:
+        What people change, and when:
 
         Args:
             params: parameters, named parameters, or dictionaries that describe parameter groups.
-            lr: learning rate, the paper's beta-1.
+            lr: learning rate, the paper's beta-1. Always tune it.
             betas: decay rates of momentum (0 for none) and of the curvature; the paper's beta-2 is ``1 - betas[1]``.
+                Lower the first for large batches, raise the second (.99 and more) where rows rarely get a gradient.
             weight_decay: decoupled weight decay, as in AdamW; a tensor can change while a CUDA graph is replayed.
             cautious_weight_decay: shrink only the weights that the step itself moves toward zero.
-            root: the paper's ``p``: steps go along ``S^(-1/p)``. 2 as in Adam, 1 as in natural gradient, any ``p > 0``.
+            root: the paper's ``p``: steps go along ``S^(-1/p)``. 1 for natural gradient, with given curvature.
             interval: turn the bases every so many steps, but at every step of the first 100; or a schedule such as
-                ``[(0, 1), (1000, 4)]``, every step at first and every fourth from step 1000 on.
-            eigenvalues: "corrected" keeps a second moment for each entry in the eigenbasis; "kronecker" uses products
-                of the two sides' eigenvalues, as the paper does, and needs no memory for them.
-            nesterov: weight of the newest gradient in a step, beside the momentum's; 0 or ``False`` for momentum alone,
-                ``True`` for Nesterov's own weight ``1 - betas[0]``. A larger one (quasi-hyperbolic momentum) reacts
-                quickly and still goes on with long strides.
-            clip: largest root mean square of a layer's step before the learning rate; ``None`` for no limit.
-            grafting: give each layer's step the size of the step of "adam" or "rms" (RMSprop); ``None`` for neither.
-            structure: "kronecker"; "axes" for one factor per axis of tensors with more than two; "full" for one
-                matrix over the whole parameter; "diagonal" for none.
-            max_dim: longest side that gets one basis.
-            max_ratio: a side more than this many times longer than the other counts as too long as well.
-            long_sides: sides that are too long are cut into "blocks", each with a basis, or are "diagonal".
+                ``[(0, 1), (1000, 4)]``. 1 where the optimizer's time hardly counts, more where it counts most.
+            eigenvalues: "corrected" keeps a second moment for each entry in the eigenbasis. "kronecker" uses products
+                of the two sides' eigenvalues, as the paper does, where memory is short.
+            nesterov: weight of the newest gradient beside the momentum's; ``True`` for Nesterov's own ``1 - betas[0]``,
+                0 for momentum alone. Less where steps are too restless.
+            clip: largest root mean square of a layer's step before the learning rate. 1 if the loss has spikes.
+            grafting: give each layer's step the size of "adam"'s or "rms"'s (RMSprop). For roots other than 2.
+            structure: "kronecker"; "axes", one factor per axis, for convolutions; "full", one matrix over the whole
+                parameter, for tiny ones; "diagonal", no basis, where one brings nothing.
+            max_dim: longest side that gets one basis; longer ones are cut into blocks. Lower it to save time.
+            max_ratio: a side more than this many times longer than the other is cut as well. 1 to save time, ``None``
+                (whole sides, at the price of cubes) if time does not count.
 
-        What researchers change:
+        What researchers change, and when:
 
         Args:
-            decay: the paper's gamma between 0 (AdaGrad) and 1 (running average).
-            damping: the paper's lambda, added to the curvature, in units of its mean eigenvalue; products of
-                eigenvalues get at least 1e-12.
-            relative_damping: whether ``damping`` is in those units; if not, it is an absolute number as in the paper.
-            start: how fast the first gradients are forgotten. 1 starts running averages of curvature as means, as
-                Adam's bias correction does; larger values forget as ``start / t``, and the momentum at least half as
-                fast, or steps would grow where gradients vanish; 0 keeps all rates constant.
-            turn_first: turn the bases before preconditioning with them, as the paper does, instead of after.
-            rotation: "bounded" (ours), "normalized" (the paper's for networks), "moore_penrose" (the paper's), or a
-                function of your own; checkpoints hold only its name.
-            basis_lr: rate of the running average that the basis follows; for "normalized" the paper's beta-bar-2.
-                ``None`` means ``1 - betas[1]``.
-            gap: relative gap below which the paper's rotations count eigenvalues as equal.
-            cap: bound on the norm of a rotation's generator for maps that are not exact, at most 0.6.
-            maps: "quadratic" (Cayley map to second order, mended by a Newton-Schulz step), "truncated" (the paper's
-                truncated Cayley map), "exact" (exact Cayley and exponential maps, by solving linear systems), or a
-                function of your own from generators to orthogonal matrices.
-            reorthonormalize: mend the bases by a Newton-Schulz step every so many turns; 0 for never, which quadratic
-                maps cannot do with.
-            residual: remember what the rotations have not yet diagonalized; costs as much memory as the bases.
-            basis_dtype: number format of the bases; by default that of the state.
+            decay: the paper's gamma between 1 (running average) and 0 (AdaGrad), to forget more slowly.
+            damping: the paper's lambda, added to the curvature, in units of its mean eigenvalue (products of
+                eigenvalues get at least 1e-12). Raise it if rare directions move too far.
+            relative_damping: ``False`` makes ``damping`` an absolute number, as in the paper.
+            start: 1 starts running averages of curvature as means, as Adam's bias correction does; larger values forget
+                the first gradients as ``start / t``, and the momentum at least half as fast. 0, as in the paper, keeps
+                all rates constant.
+            turn_first: turn the bases before preconditioning with them instead of after, as the paper does.
+            rotation: "bounded" (ours); "normalized" (the paper's for networks) or "moore_penrose" (the paper's) to
+                compare with; or a function such as ``partial(generators.normalized, gap=0.01)``. Checkpoints hold only
+                its name.
+            basis_lr: rate of the running average that the basis follows (``None``: ``1 - betas[1]``); for "normalized"
+                the paper's beta-bar-2. Raise it if eigenvectors change quickly.
+            maps: "quadratic" (Cayley map to second order), "truncated" (the paper's truncated Cayley map) or "exact"
+                (exact maps, by solving linear systems) to compare with; or a function from generators to orthogonal
+                matrices, such as ``partial(maps.quadratic, cap=0.3)``.
+            reorthonormalize: mend bases by a Newton-Schulz step after every turn. ``False``, as in the paper, only for
+                maps other than "quadratic".
+            residual: remember what the rotations have not yet diagonalized. For the best curvature when memory is
+                plenty: it costs as much as the bases.
+            basis_dtype: number format of the bases; by default that of the state. bfloat16 to save memory.
             state_dtype: number format of momentum and second moments; by default float32, or float64 for such weights.
-            stochastic_rounding: round bfloat16 weights up or down at random, so that small steps are not lost.
+                bfloat16 to save still more.
+            stochastic_rounding: round bfloat16 weights up or down at random. ``True`` when training such weights.
             maximize: go up instead of down.
-            foreach: step same-shaped parameters in one batched call, the default; ``False`` saves memory.
+            foreach: step same-shaped parameters in one batched call, the default. ``False`` to save memory.
             fused: for trainers that ask for it: ``True`` means batched calls, whatever ``foreach`` says.
             amsgrad: here for torch's signature, can only be ``False``; so is ``differentiable``.
             differentiable: see ``amsgrad``.
-            compile: compile the step with ``torch.compile``.
-            capturable: make the step safe to capture in a CUDA graph; needs ``interval=1`` and ``nonfinite="ignore"``.
-            nonfinite: what to do about NaN or infinite gradients: "raise" an error, "skip" the whole step, or "ignore"
-                such entries as if they were zero, which spares reading one flag back from the device.
-            distributed: split work and state over the ranks of ``torch.distributed``, if there are any. ``False`` steps
-                everything on every rank, as torch's optimizers do; DTensor parameters cannot be stepped so.
+            compile: compile the step with ``torch.compile``. ``True`` for runs long enough to wait for it.
+            capturable: check that the step can be captured in a CUDA graph (``interval=1``, ``nonfinite="ignore"``).
+            nonfinite: what to do about NaN or infinite gradients: "raise" an error, "skip" the whole step, as mixed
+                precision wants, or "ignore" such entries, which never waits for the device.
+            distributed: split work and state over the ranks of ``torch.distributed``, if there are any. ``False`` if
+                ranks train different things; DTensor parameters cannot be stepped so.
         """
         own = ("self", "params", "compile", "distributed", "__class__")
         defaults = {k: v for k, v in locals().items() if k not in (*own, "own")}
@@ -361,6 +359,7 @@ class Spectral(Optimizer):
         """Restore a copied, unpickled or loaded optimizer; options it did not know yet get their defaults."""
         super().__setstate__(state)
         for group in self.param_groups:
+            options.modernize(group)
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
         self._prepare()

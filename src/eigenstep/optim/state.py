@@ -24,10 +24,8 @@ class Rule:
     decay: float = 1.0
     eigenvalues: str = "corrected"
     rotation: str | Rotation = "bounded"
-    gap: float = 0.1
     maps: str | Orthogonal = "quadratic"
-    cap: float = 0.5
-    reorthonormalize: int = 1
+    reorthonormalize: bool = True
     nesterov: float | bool = 0.2
     turn_first: bool = False
     start: float = 2.0
