@@ -1,65 +1,39 @@
-"""How well a matrix learned from past gradients predicts the next one, for every scheme that learns such a matrix.
+"""How well a matrix learned from past gradients predicts the next one.
 
 If ``S`` were the covariance of the gradients of a layer, the next gradient ``G`` would have the negative log-likelihood
 ``[vec(G)^T S^-1 vec(G) + log det S] / (n m)`` per entry, up to constants. Lower is better, and a difference of 0.1
 means that each entry is predicted with 10 % more density. Gradients are recorded once, while AdamW trains, so that all
 schemes see the same ones; same-shaped layers and all seeds go through a scheme as one batch.
+
+A learner is asked for ``S`` before it sees each gradient. :class:`Shipped` is an optimizer of the library: it steps a
+real :class:`eigenstep.Spectral` and reads the state that its next step would start from. The others decompose.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
+from eigenstep import Spectral
 from eigenstep.core.curvature import OuterProducts
-from eigenstep.core.generators import bounded, moore_penrose, normalized
 from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.maps import cayley, truncated_cayley, truncated_exp
 from eigenstep.core.matrices import Full
-from eigenstep.core.step import update
+from eigenstep.optim.kernel import rotate
+from eigenstep.optim.options import layout_of
 
 from ..baselines import eigen
 from ..problems.tasks import Task, loss_of
 from ..registry import is_hidden_matrix
 
-LR = 0.05
-"""The paper's beta-2, the same for all schemes: they average over the same past."""
+BETA = 0.95
+"""Decay rate of curvature, ``1 - beta-2``, of all that decompose; it is also what ``Spectral`` has by default."""
 DAMPING = 1e-8
-"""The paper's lambda, in units of the mean eigenvalue of ``S``; anything up to 1e-6 gives the same figures."""
-SETTLING = 50
-"""In this many first steps a basis may turn several times towards the same average (:attr:`Setting.sweeps`)."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How one scheme learns.
-
-    Attributes:
-        rotation: "bounded", the paper's "normalized" or "moore_penrose", "diagonal" for no basis at all, or
-            "eigendecomposition", exact at every step.
-        start: ``k``: rates are ``max(rate, k / (t + k))`` at step ``t``, so that the start is forgotten like ``t^-k``.
-        basis_lr: step size of the basis, if it is not that of the eigenvalues.
-        gap: relative gap below which the paper's rotations take eigenvalues for equal.
-        rate: beta-bar-2, the length of the paper's normalized rotation.
-        memory: whether factors keep what they have not yet turned to.
-        sweeps: turns towards each average during the first steps.
-        rayleigh: read eigenvalues off in the new basis, which has already seen the gradient.
-    """
-
-    rotation: str
-    start: float
-    basis_lr: float | None = None
-    gap: float = 0.0
-    rate: float = 0.0
-    residual: bool = False
-    sweeps: int = 1
-    rayleigh: bool = False
+"""The paper's lambda of those, in units of the mean eigenvalue of ``S``; anything up to 1e-6 gives the same figures."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +47,158 @@ class Layers:
 
     names: tuple[str, ...]
     gradients: Tensor
+
+
+class Spectrum(NamedTuple):
+    """``S`` of a stack of ``b`` matrices, each laid out as ``k`` blocks of ``n`` rows.
+
+    Attributes:
+        bases: for each axis that has one, ``B``, shape ``(b, k or 1, n, n)``, as it is stored.
+        values: eigenvalues of ``S``, shape ``(b, k, n, m)`` or what a gradient is laid out as.
+    """
+
+    bases: Mapping[int, Tensor]
+    values: Tensor
+
+
+class Learner(Protocol):
+    """Learns ``S`` from gradients, shape ``(b, n, m)``."""
+
+    def lay_out(self, gradient: Tensor) -> Tensor:
+        """Return gradients as the stack that ``S`` belongs to."""
+
+    def spectrum(self) -> Spectrum:
+        """Return ``S`` as it is now."""
+
+    def learn(self, gradient: Tensor) -> None:
+        """Learn from one more gradient of each matrix."""
+
+
+class Shipped:
+    """An optimizer of the library, stepped with a learning rate of zero."""
+
+    def __init__(self, build: Callable[..., Spectral], like: Tensor) -> None:
+        """Make one parameter for each matrix.
+
+        Args:
+            build: makes the optimizer from parameters.
+            like: gradients, shape ``(b, n, m)``.
+        """
+        self._params = [nn.Parameter(torch.zeros_like(one)) for one in like]
+        self._optimizer = build(self._params, lr=0.0, weight_decay=0.0)
+
+    def lay_out(self, gradient: Tensor) -> Tensor:
+        """Return gradients as the optimizer lays them out."""
+        layout = layout_of(self._optimizer.param_groups[0], self._params[0])
+        return torch.cat([layout.split(one) for one in gradient])
+
+    def spectrum(self) -> Spectrum:
+        """Return what the next step would divide by: corrected eigenvalues, or products."""
+        states = [self._optimizer.state[param] for param in self._params]
+        state = {name: torch.cat([own[name] for own in states]) for name in states[0]}
+        bases = {axis: state[f"basis_{axis}"] for axis in range(2) if f"basis_{axis}" in state}
+        if "second_moment" in state:
+            values = state["second_moment"].float()
+        elif "eigs_1" in state:
+            values = state["eigs_0"][..., :, None] * state["eigs_1"][..., None, :]
+        else:
+            values = state["eigs_0"]
+        return Spectrum(bases, values * state["scale"].square().view(-1, *[1] * (values.ndim - 1)))
+
+    def learn(self, gradient: Tensor) -> None:
+        """Take a step."""
+        for param, one in zip(self._params, gradient, strict=True):
+            param.grad = one
+        self._optimizer.step()
+
+
+class KLShampoo:
+    """Each factor's running average in units of the other factor, decomposed at every step."""
+
+    def __init__(self, start: float, like: Tensor) -> None:
+        """Start from the size of the first gradients.
+
+        Args:
+            start: as for ``Spectral``.
+            like: gradients, shape ``(b, n, m)``.
+        """
+        self._start, self._time = start, 0
+        identity = Kronecker.identity(like.shape[-2:], like.shape[:-2])
+        self._S = Kronecker(like.square().mean((-2, -1)), identity.factors)
+
+    def lay_out(self, gradient: Tensor) -> Tensor:
+        """Return gradients as they are, one block each."""
+        return gradient[:, None]
+
+    def spectrum(self) -> Spectrum:
+        """Return products of eigenvalues."""
+        bases = {axis: factor.basis[:, None] for axis, factor in enumerate(self._S.factors) if isinstance(factor, Full)}
+        return Spectrum(bases, self._S.spectrum[:, None])
+
+    def learn(self, gradient: Tensor) -> None:
+        """Average and decompose."""
+        self._time += 1
+        damping = DAMPING * self._S.trace() / gradient[0].numel()
+        lr = rate(self._time, self._start)
+        self._S = eigen.update(self._S, OuterProducts(gradient[None]), lr=lr, damping=damping)
+
+
+class SOAP:
+    """Shampoo's running averages ``G G^T`` and ``G^T G``, decomposed; second moments in their eigenbasis."""
+
+    def __init__(self, start: float, interval: int, exact: bool, like: Tensor) -> None:
+        """Start without any past.
+
+        Args:
+            start: as for ``Spectral``; 1 is Adam's bias correction, as in SOAP.
+            interval: steps between decompositions.
+            exact: decompose exactly and carry second moments over to the new eigenvectors; or, as SOAP does, take one
+                step of the power method with a QR decomposition, second moments staying what they are.
+            like: gradients, shape ``(b, n, m)``.
+        """
+        self._start, self._interval, self._exact, self._time = start, interval, exact, 0
+        self._averages = [like.new_zeros(len(like), n, n) for n in like.shape[1:]]
+        self._bases = [torch.eye(n).expand(len(like), n, n) for n in like.shape[1:]]
+        self._second = torch.zeros_like(like)
+
+    def lay_out(self, gradient: Tensor) -> Tensor:
+        """Return gradients as they are, one block each."""
+        return gradient[:, None]
+
+    def spectrum(self) -> Spectrum:
+        """Return second moments, damped."""
+        values = self._second + DAMPING * self._second.mean((-2, -1), keepdim=True)
+        return Spectrum({axis: basis[:, None] for axis, basis in enumerate(self._bases)}, values[:, None])
+
+    def learn(self, gradient: Tensor) -> None:
+        """Average, and decompose if it is time."""
+        self._time += 1
+        weight = rate(self._time, self._start)
+        self._averages[0].lerp_(gradient @ gradient.mT / gradient.shape[-1], weight)
+        self._averages[1].lerp_(gradient.mT @ gradient / gradient.shape[-2], weight)
+        if self._time == 1:  # the first gradient only sets the bases, as in SOAP
+            self._bases = [torch.linalg.eigh(average)[1].flip(-1) for average in self._averages]
+        self._second.lerp_((self._bases[0].mT @ gradient @ self._bases[1]).square(), weight)
+        if self._time > 1 and self._time % self._interval == 0:
+            self._decompose()
+
+    def _decompose(self) -> None:
+        for axis, (average, basis) in enumerate(zip(self._averages, self._bases, strict=True)):
+            second = self._second if axis == 0 else self._second.mT
+            if self._exact:
+                new = torch.linalg.eigh(average)[1].flip(-1)
+                second = (new.mT @ basis).square() @ second
+            else:
+                size = (basis.mT @ average @ basis).diagonal(dim1=-2, dim2=-1)
+                order = size.argsort(-1, descending=True)
+                second = second.gather(-2, order[..., None].expand_as(second))
+                new = torch.linalg.qr(average @ basis.gather(-1, order[:, None].expand_as(basis)))[0]
+            self._bases[axis], self._second = new, (second if axis == 0 else second.mT)
+
+
+def rate(time: int, start: float) -> float:
+    """Return the weight of the newest term of a running average at time 1, 2, ...; ``Spectral`` has the same."""
+    return (1 - BETA) / (1 - BETA ** (1 + (time - 1) / start))
 
 
 def record(task: Task, steps: int, seed: int, lr: float = 1e-3) -> dict[str, Tensor]:
@@ -103,82 +229,36 @@ def stack(recordings: Sequence[Mapping[str, Tensor]]) -> list[Layers]:
     return groups
 
 
-def predictive_nll(S: Kronecker, gradient: Tensor) -> Tensor:
-    """Return the negative log-likelihood per entry of gradients, shape ``(*batch, n, m)``, under ``S``.
+def predictive_nll(S: Spectrum, gradient: Tensor) -> Tensor:
+    """Return the negative log-likelihood per entry of gradients under ``S``, shape ``(b,)``.
 
     ``S^-1`` is taken as it is applied, ``B Diag(1/d) B^T`` with the bases as they are stored. Those in half precision
     are not quite orthogonal, and their determinants count.
+
+    Args:
+        S: the matrices.
+        gradient: laid out as they are.
     """
-    rotated = S.rotate(gradient).to(S.spectrum.dtype)
-    nll = (rotated.square() / S.spectrum).mean((-2, -1)) + S.logdet() / math.prod(S.sizes)
-    for factor in S.factors:
-        if isinstance(factor, Full):
-            nll = nll - 2 * torch.linalg.slogdet(factor.basis.to(nll.dtype)).logabsdet / factor.sizes[0]
+    values = S.values.double().clamp_min(torch.finfo(torch.float32).tiny)
+    nll = (rotate(gradient, S.bases).double().square() / values + values.log()).flatten(1).mean(1)
+    for basis in S.bases.values():
+        nll = nll - 2 * torch.linalg.slogdet(basis.double()).logabsdet.mean(1) / basis.shape[-1]
     return nll
 
 
-def follow(gradients: Tensor, setting: Setting, dtype: torch.dtype = torch.float32, interval: int = 1) -> Tensor:
-    """Learn from gradients one by one; return how well each was predicted by those before it.
+def follow(gradients: Tensor, build: Callable[[Tensor], Learner]) -> Tensor:
+    """Learn from gradients one by one; return how well each but the first was predicted by those before it.
 
     Args:
-        gradients: shape ``(steps, *batch, n, m)``.
-        setting: how to learn.
-        dtype: number format of the bases. An exact eigendecomposition has its basis rounded when it is used only.
-        interval: turn the bases every so many steps, then towards all gradients since the last turn. Eigenvalues
-            learn at every step.
+        gradients: shape ``(steps, seeds, layers, n, m)``.
+        build: makes the learner, given gradients, shape ``(b, n, m)``.
 
     Returns:
-        The predictive NLL, shape ``(steps, *batch)``.
+        The predictive NLL, shape ``(steps - 1, seeds, layers)``.
     """
-    kinds = ["diagonal"] * 2 if setting.rotation == "diagonal" else None
-    start = Kronecker.identity(gradients.shape[-2:], gradients.shape[1:-2], kinds=kinds)
-    first = gradients[0].square().mean((-2, -1)).clamp_min(torch.finfo(gradients.dtype).tiny)
-    S = replace(start, scale=first)
-    S = S.with_residual() if setting.residual else S
-    S = S if setting.rotation == "eigendecomposition" else S.to(dtype)
-    found = []
-    for step, gradient in enumerate(gradients):
-        found.append(predictive_nll(S.to(dtype), gradient))
-        recent = gradients[max(0, step - interval + 1) : step + 1]
-        S = learn(S, recent, step + 1, setting, turn=step % interval == 0, interval=interval)
-    return torch.stack(found)
-
-
-def learn(S: Kronecker, recent: Tensor, time: int, setting: Setting, turn: bool, interval: int) -> Kronecker:
-    """Return ``S`` after one more gradient.
-
-    Args:
-        S: the matrix that learns.
-        recent: the latest gradients, at most ``interval`` of them, the newest last.
-        time: 1, 2, ...
-        setting: how to learn.
-        turn: whether the bases turn at this step.
-        interval: steps between two turns.
-    """
-    lr, basis_lr = (max(rate, setting.start / (time + setting.start)) for rate in (LR, setting.basis_lr or LR))
-    newest = OuterProducts(recent[-1:])
-    damping = DAMPING * S.trace() / math.prod(S.sizes)
-    if setting.rotation == "eigendecomposition":
-        return eigen.update(S, newest, lr=lr, damping=damping)
-    maps: Mapping[str, dict[str, Any]] = {
-        "diagonal": {},
-        "moore_penrose": {"rotation": partial(moore_penrose, gap=setting.gap), "orthogonal": cayley},
-        "normalized": {
-            "rotation": partial(normalized, gap=setting.gap, rate=setting.rate),
-            "orthogonal": partial(truncated_cayley, cap=None),
-        },
-        "bounded": {"rotation": bounded, "orthogonal": partial(truncated_cayley, cap=0.4)},
-    }
-    advance: Callable[..., Kronecker] = partial(
-        update, damping=damping, positive=truncated_exp, **maps[setting.rotation]
-    )
-    sweeps = setting.sweeps if time <= SETTLING else 1
-    if interval == 1:
-        new = advance(S, newest, lr=lr, basis_lr=basis_lr, sweeps=sweeps, rayleigh=setting.rayleigh)
-    else:
-        new = advance(S, newest, lr=lr, basis_lr=0.0)
-        if turn:
-            mean = OuterProducts(recent / len(recent) ** 0.5)
-            new = advance(new, mean, lr=0.0, basis_lr=1 - (1 - basis_lr) ** len(recent), sweeps=sweeps)
-    assert isinstance(new, Kronecker)
-    return new
+    flat = gradients.flatten(1, 2)
+    learner, found = build(flat[0]), []
+    for past, future in pairwise(flat):
+        learner.learn(past)
+        found.append(predictive_nll(learner.spectrum(), learner.lay_out(future)))
+    return torch.stack(found).view(len(flat) - 1, *gradients.shape[1:3])
