@@ -127,26 +127,34 @@ class Tensor:
         o = self.o
         self.t += 1
         G = self.rotate(gradient)
-        step = self.average(G)
+        self.average(G)
         samples = [self.rotate(v) for v in vectors]
         if self.alpha is None:  # the first gradient that is not zero sets the scale
             self.alpha = sum(np.mean(v**2) for v in samples) or None
         rotations = self.learn(samples, turning)
         if rotations and o["turn_first"]:
-            step = self.turned(step, rotations)
+            G = self.turned(G, rotations)
             self.turn(rotations, own)
-        step = self.unrotate(step * self.inverse_root())
+            if own and self.alpha is not None:  # stepped along in new coordinates, it counts in them as well
+                self.D = np.maximum(self.D, rate(o["betas"][1], self.t, o["start"]) * G**2 / self.alpha)
+        step = self.unrotate(self.mixed(G) * self.inverse_root())
         if rotations and not o["turn_first"]:
             self.turn(rotations, own)
         return self.limited(step, gradient)
 
-    def average(self, G: Array) -> Array:
-        """Follow the gradients by their average, and return its mixture with the newest."""
+    def average(self, G: Array) -> None:
+        """Follow the gradients by their average."""
+        o, beta = self.o, self.o["betas"][0]
+        if beta == 0:
+            return
+        weight = rate(beta, self.t, max(min(o["start"], 1.0), o["start"] / 2))
+        self.momentum = (1 - weight) * self.momentum + weight * G
+
+    def mixed(self, G: Array) -> Array:
+        """Return the mixture of momentum and newest gradient that is stepped along."""
         o, beta = self.o, self.o["betas"][0]
         if beta == 0:
             return G
-        weight = rate(beta, self.t, max(min(o["start"], 1.0), o["start"] / 2))
-        self.momentum = (1 - weight) * self.momentum + weight * G
         newest = 1 - beta if o["nesterov"] is True else float(o["nesterov"])
         return (1 - newest) * self.momentum + newest * G
 

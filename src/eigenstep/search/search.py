@@ -76,8 +76,9 @@ class Search:
             restarts: what to do at a local minimum: stop (``None``); start again with twice the population ("ipop"); or
                 do so alternately with small, narrow runs ("bipop"). New starts are random in the bounds if all
                 coordinates have some; else they are ``x0``. Where nothing has a finite value, few are tried.
-                Or a function ``restarts(ended, evals, rng)`` of your own: how the run that is over began, a :class:`~eigenstep.search.Start`, the evaluations it used and a source
-                of randomness; it returns the next ``Start``, or ``None`` to stop.
+                Or a function ``restarts(ended, evals, rng)`` of your own: how the run that is over began, a
+                :class:`~eigenstep.search.Start`, the evaluations it used and a source of randomness; it returns the
+                next ``Start``, or ``None`` to stop.
             noisy: the function gives other values each time: evaluate again, as often as it takes.
             seed: the same seed gives the same search.
             target: stop at this value.
