@@ -46,6 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "relative_damping": True,
     "start": 2.0,
     "turn_first": False,
+    "eigenvalues_wait": False,
     "rotation": "bounded",
     "basis_lr": 0.1,
     "maps": "quadratic",
@@ -59,7 +60,7 @@ PAPER = {
     **DEFAULTS,
     **{"betas": (0.9, 0.95), "eigenvalues": "kronecker", "rotation": "normalized", "basis_lr": 0.5},
     **{"maps": "truncated", "reorthonormalize": False, "start": 0.0, "turn_first": True, "nesterov": False},
-    **{"relative_damping": False, "damping": 1e-12, "clip": 1.0, "max_ratio": None},
+    **{"relative_damping": False, "damping": 1e-12, "clip": 1.0, "max_dim": None, "max_ratio": None},
 }
 EARLY_STEPS, GAP, CAP = 100, 0.1, 0.5
 
@@ -129,9 +130,9 @@ class Tensor:
         G = self.rotate(gradient)
         self.average(G)
         samples = [self.rotate(v) for v in vectors]
-        if self.alpha is None:  # the first gradient that is not zero sets the scale
+        if self.alpha is None and (turning or not o["eigenvalues_wait"]):  # the first one not zero sets the scale
             self.alpha = sum(np.mean(v**2) for v in samples) or None
-        rotations = self.learn(samples, turning)
+        rotations = self.learn(samples, turning) if turning or not o["eigenvalues_wait"] else []
         if rotations and o["turn_first"]:
             G = self.turned(G, rotations)
             self.turn(rotations, own)
@@ -185,11 +186,8 @@ class Tensor:
         return rotations
 
     def moved(self, d: Array, n: Array) -> Array:
-        """Return ``n``, or with ``h = n - d`` the exact ``d exp(h/d)``, along its tangent where ``h > d``."""
-        if self.o["maps"] != "exact":
-            return n
-        h = n - d
-        return np.where(h > d, math.e * h, d * np.exp(np.minimum(h / d, 1)))
+        """Return ``n``, or the exact ``d exp((n - d)/d)``."""
+        return d * np.exp((n - d) / d) if self.o["maps"] == "exact" else n
 
     def rotation(self, factor: Factor, W: Array) -> Array:
         """Return ``Q`` of one factor, block by block, and take the average that it follows to the new basis."""

@@ -25,9 +25,9 @@ from torch import Tensor
 from ..core.generators import ROTATIONS
 from ..core.maps import (
     cayley,
+    exp,
     quadratic,
     reorthonormalize,
-    tempered_exp,
     truncated_cayley,
     truncated_exp,
 )
@@ -76,10 +76,12 @@ def step(
             bases[axis] = state[f"basis_{axis}"]
     rotated = rotate(_within_range(gradient, state, bases), bases)
     _average(rotated, state, rule, rates)
-    samples = rotated[..., None] if curvature is None else rotate(_within_range(curvature, state, bases), bases)
-    samples, past = _whiten(samples, state, rule, rates)
-    turns = _learn(samples, past, state, rule, rates, bases if turn else {})
-    del samples  # memory is short while bases turn
+    turns: dict[int, Tensor] = {}
+    if turn or not rule.eigenvalues_wait:
+        samples = rotated[..., None] if curvature is None else rotate(_within_range(curvature, state, bases), bases)
+        samples, past = _whiten(samples, state, rule, rates)
+        turns = _learn(samples, past, state, rule, rates, bases if turn else {})
+        del samples  # memory is short while bases turn
     if rule.turn_first:
         rotated = rotate(rotated, turns)
         weight = _rate(rates.beta2, state["step"], rule.start)
@@ -177,7 +179,7 @@ def _learn(samples: Tensor, past: Tensor, state: State, rule: Rule, rates: Rates
             decay=rule.decay,
             damping=damping,
             residual=None if residual is None else residual.mul_(unit[..., None]),
-            positive=tempered_exp if rule.maps == "exact" else truncated_exp,
+            positive=exp if rule.maps == "exact" else truncated_exp,
             **turning,
         )
         learned.append(found.eigs.flatten(1))

@@ -23,6 +23,7 @@ PAPER: Mapping[str, Any] = {
     "damping": 1e-12,
     "clip": 1.0,
     "interval": 2,
+    "max_dim": None,
     "max_ratio": None,
 }
 """The paper's recipe for networks."""
@@ -53,7 +54,8 @@ class SpectralFast(Spectral):
 class SpectralPaper(Spectral):
     """The paper's recipe for networks: Kronecker eigenvalues, normalized rotation, truncated maps, every 2 steps.
 
-    Also known as ``Spectral.paper``.
+    No side is cut, however long. The paper updates "preconditioners" every 2 steps: here that means the bases, and with
+    ``eigenvalues_wait=True`` the eigenvalues and the scale, too. Also known as ``Spectral.paper``.
     """
 
     __init__ = _constructor(PAPER)

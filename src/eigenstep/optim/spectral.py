@@ -63,13 +63,14 @@ class Spectral(Optimizer):
         clip: float | None = None,
         grafting: str | None = None,
         structure: str = "kronecker",
-        max_dim: int = 2048,
+        max_dim: int | None = 2048,
         max_ratio: float | None = 2.0,
         decay: float = 1.0,
         damping: float = 1e-10,
         relative_damping: bool = True,
         start: float = 2.0,
         turn_first: bool = False,
+        eigenvalues_wait: bool = False,
         rotation: str | Rotation = "bounded",
         basis_lr: float | None = 0.1,
         maps: str | Orthogonal = "quadratic",
@@ -110,7 +111,8 @@ class Spectral(Optimizer):
             grafting: give each layer's step the size of "adam"'s or "rms"'s (RMSprop). For roots other than 2.
             structure: "kronecker"; "axes", one factor per axis, for convolutions; "full", one matrix over the whole
                 parameter, for tiny ones; "diagonal", no basis, where one brings nothing.
-            max_dim: longest side that gets one basis; longer ones are cut into blocks. Lower it to save time.
+            max_dim: longest side that gets one basis; longer ones are cut into blocks. Lower it to save time;
+                ``None`` for no limit.
             max_ratio: a side more than this many times longer than the other is cut as well. 1 to save time, ``None``
                 (whole sides, at the price of cubes) if time does not count.
 
@@ -125,14 +127,16 @@ class Spectral(Optimizer):
                 the first gradients as ``start / t``, and the momentum at least half as fast. 0, as in the paper, keeps
                 all rates constant.
             turn_first: turn the bases before preconditioning with them instead of after, as the paper does.
+            eigenvalues_wait: learn eigenvalues only when the bases turn, a reading of the paper; other gradients go to
+                the momentum alone.
             rotation: "bounded" (ours); "normalized" (the paper's for networks) or "moore_penrose" (the paper's) to
                 compare with; or a function such as ``partial(generators.normalized, gap=0.01)``. Checkpoints hold only
                 its name.
             basis_lr: rate of the running average that the basis follows (``None``: ``1 - betas[1]``); for "normalized"
                 the paper's beta-bar-2. Raise it if eigenvectors change quickly.
             maps: "quadratic" (Cayley map to second order), "truncated" (the paper's truncated Cayley map) or "exact"
-                (exact maps, by solving linear systems) to compare with; or a function from generators to orthogonal
-                matrices, such as ``partial(maps.quadratic, cap=0.3)``.
+                (exact Cayley and exponential maps, which never forget an outlier) to compare with; or a function from
+                generators to orthogonal matrices, such as ``maps.cayley`` or ``partial(maps.quadratic, cap=0.3)``.
             reorthonormalize: mend bases by a Newton-Schulz step after every turn. ``False``, as in the paper, only for
                 maps other than "quadratic".
             residual: remember what the rotations have not yet diagonalized. For the best curvature when memory is
