@@ -103,7 +103,7 @@ def _train(problem: Problem, optimizer: Optimizer, generator: Generator, steps: 
     times: list[float] = []
     problem.model.train()
     for step in range(steps):
-        optimizer.zero_grad(set_to_none=True)
+        problem.model.zero_grad(set_to_none=True)  # optimizers may hold views of its parameters instead
         loss = problem.loss(generator)
         if not math.isfinite(loss.item()):
             break
@@ -112,9 +112,23 @@ def _train(problem: Problem, optimizer: Optimizer, generator: Generator, steps: 
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * learning_rate_factor(step, steps)
         start = time.process_time()
-        optimizer.step()
+        if not _stepped(problem.model, optimizer):
+            break
         times.append(time.process_time() - start)
-    return losses, times
+    return losses[: len(times)], times
+
+
+def _stepped(model: nn.Module, optimizer: Optimizer) -> bool:
+    """Take a step, and tell whether the optimizer could: some raise errors when a run has diverged."""
+    try:
+        optimizer.step()
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return False
+    except ValueError:
+        if all(p.grad is None or p.grad.isfinite().all() for p in model.parameters()):
+            raise
+        return False
+    return True
 
 
 def _held_out(problem: Problem) -> float:
