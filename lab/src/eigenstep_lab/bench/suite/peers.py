@@ -185,7 +185,7 @@ PEERS: Mapping[str, Peer] = {
     "splus": Peer(
         "SPlus, of pytorch_optimizer, every 10 steps",
         _of("pytorch_optimizer", "SPlus", inverse_steps=10),
-        (1e-2, 3e-2, 1e-1, 3e-1),
+        (3e-2, 1e-1, 3e-1, 1.0),
         ({"betas": (0.9, 0.999)}, {"betas": (0.95, 0.999)}),
     ),
     "conda": Peer(
