@@ -20,8 +20,9 @@ from .distributed.sharding import OFF, Sharding, local_gradient, wanted
 from .distributed.together import begin, directions_here
 from .inspect import Summary, name_of, spectra_of, summary_of
 from .layout import Stack, Stacks
+from .metrics import Sizes, metrics_of, note
 from .moving import move
-from .options import GO, RAISE
+from .options import GO, RAISE, SKIP
 from .user_curvature import padded, vectors_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -178,6 +179,8 @@ class Spectral(Optimizer):
             if any(self.state.get(param) for param in group["params"])
         }
         self._sharding: Sharding | None = getattr(self, "_sharding", None)
+        self._sizes: Sizes | None = getattr(self, "_sizes", None)
+        self._skipped: int = getattr(self, "_skipped", 0)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with any options of their own."""
@@ -225,6 +228,7 @@ class Spectral(Optimizer):
         if verdict == RAISE:
             bad = [p for _, params in work for p in params if not torch.isfinite(local_gradient(p)).all()]
             raise ValueError(options.nonfinite_sentence(list(map(self._name, bad)), bool(samples)))
+        self._skipped += verdict == SKIP
         if verdict == GO:
             for group, params in work:
                 self._step_group(group, params, samples)
@@ -286,7 +290,10 @@ class Spectral(Optimizer):
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
             vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
         rule = options.rule_of(group)
-        return stack.scatter(self._kernel(gradient, vectors, stack.state, rule, rates, turn, given))
+        directions = stack.scatter(self._kernel(gradient, vectors, stack.state, rule, rates, turn, given))
+        if self._sizes is not None:
+            note(self._sizes, stack.params, gradients, directions, group["lr"])
+        return directions
 
     def _arranged(self, group: dict[str, Any], params: list[Tensor], tag: int = 0) -> list[Stack]:
         """Return the stacks of the parameters that have a gradient now.
@@ -378,3 +385,18 @@ class Spectral(Optimizer):
         Where ranks share the work, each tells about what it steps itself.
         """
         return spectra_of(self.param_groups, self.state)
+
+    def metrics(self) -> dict[str, float]:
+        """Return numbers for TensorBoard, W&B or MLflow, read back from the device all at once.
+
+        They are ``weight_norm``, ``gradient_norm``, ``update_norm`` (without weight decay), ``condition`` (of the
+        curvature, its largest eigenvalue divided by the smallest) and ``rotation_speed`` (of the side that turns
+        fastest), each with ``/`` and the parameter's name, and ``steps`` and ``skipped_steps``. Gradients and updates
+        are measured by steps after the first call: make one before training to have them from the start. Where ranks
+        share the work, each tells about the parts that it has.
+        """
+        self._sizes = {} if self._sizes is None else self._sizes
+        params = [param for group in self.param_groups for param in group["params"] if param.numel()]
+        steps = max((group["count"] for group in self.param_groups), default=0)
+        counts = {"steps": steps, "skipped_steps": self._skipped}
+        return metrics_of(params, self.state, self._sizes, counts, self._name)
