@@ -140,6 +140,30 @@ def entry_bound(betas: tuple[float, float], nesterov: float | bool) -> float:
     return 1.01 * ((1 - newest) * ratio + newest / (1 - betas[1]) ** 0.5)
 
 
+def test_an_expert_that_is_routed_once() -> None:
+    """Its gradients are zero from then on, beside experts of the same shape that go on learning."""
+    fresh = noise((64, 32), 0)
+    experts = [nn.Parameter(torch.zeros(64, 32)) for _ in range(4)]
+    optimizer = Spectral(experts, LR, weight_decay=0.0)
+    for step in range(200):
+        for index, expert in enumerate(experts):
+            expert.grad = fresh() if index or step == 0 else torch.zeros(64, 32)
+        optimizer.step()
+    yardstick = moves(lambda w: AdamW(w, LR, (0.95, 0.95), weight_decay=0.0), active_then_zero((64, 32), 1, 200, fresh))
+    assert rms(experts[0].detach()) <= 3 * yardstick.total
+
+
+def test_single_entries_of_sparse_gradients() -> None:
+    for seed in range(3):
+        fresh, w = noise((64, 32), seed), nn.Parameter(torch.zeros(64, 32))
+        optimizer = Spectral([w], LR, weight_decay=0.0)
+        for _ in range(100):
+            before = w.detach().clone()
+            w.grad = fresh() * (fresh() > 1.645)
+            optimizer.step()
+            assert (w.detach() - before).abs().max() <= 10 * LR
+
+
 PARTS = st.sampled_from(["noise", "zero", "same", "sparse", "row", "column", "rank one", "opposite"])
 SIZES = st.sampled_from([1.0, 1.0, 1.0, 1e-6, 1e-3, 1e4, 1e12])
 

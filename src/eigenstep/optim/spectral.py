@@ -36,8 +36,13 @@ class Spectral(Optimizer):
 
     A matrix of weights has ``S = alpha C x K``, with an eigenbasis and eigenvalues for each side, that follow the
     gradients by matrix products alone: no decomposition, any root ``p``, and stable in bfloat16. Vectors and scalars
-    get a diagonal ``S``, as in AdamW. No stream of gradients makes a default step large: in the eigenbasis, second
-    moments are never below the square of the momentum. The best learning rate is often larger than AdamW's.
+    get a diagonal ``S``, as in AdamW. The best learning rate is often larger than AdamW's.
+
+    No stream of gradients makes steps large: in the eigenbasis, corrected second moments are never below the square of
+    the momentum, and entries of a step are at most ``(1 - w) + w / sqrt(1 - betas[1])`` learning rates with equal betas
+    and ``w = nesterov``: 1.7 by default. Without momentum ``w`` is 1. If ``betas[0]**2 > betas[1]``, steps grow between
+    turns while gradients vanish, and without bases (vectors) have no bound, as in AdamW; nor have they for Kronecker
+    eigenvalues, which ``clip`` is for.
 
     Example:
         >>> import torch
