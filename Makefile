@@ -57,6 +57,12 @@ $(VENV)/.has-lab: $(VENV)/.has-plots $(VENV)/.has-search lab/pyproject.toml
 	$(PIP) --editable "lab[peers]"
 	@touch $@
 
+# Trainers; some would pull torchvision or CUDA kernels, of which their optimizers need nothing.
+$(VENV)/.has-trainers: $(VENV)/.has-torch pyproject.toml
+	$(PIP) --editable ".[trainers]"
+	$(PIP) --no-deps timm axolotl addict torchtitan torchdata torch_checkpointing spmd_types tyro typeguard einops
+	@touch $@
+
 # .has-EXTRA: the package itself, editable, with one extra of pyproject.toml.
 $(VENV)/.has-%: $(VENV)/.has-torch pyproject.toml
 	$(PIP) --editable ".[$*]"

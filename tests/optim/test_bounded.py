@@ -112,6 +112,58 @@ def test_any_start(start: float) -> None:
     assert ours.total <= 3 * adamw.total
 
 
+@pytest.mark.parametrize("nesterov", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize("betas", [(0.0, 0.95), (0.9, 0.95), (0.95, 0.95)], ids=str)
+def test_turning_first(betas: tuple[float, float], nesterov: float) -> None:
+    """In turned coordinates second moments count the newest gradient too, of which they have seen nothing."""
+    for name, stream in named_streams((24, 16), 0).items():
+        ours, adamw = compare(stream, betas, nesterov=nesterov, turn_first=True)
+        assert ours.longest <= entry_bound(betas, nesterov), name
+        assert ours.total <= 3 * max(adamw.total, 0.1 * adamw.way), name
+
+
+@pytest.mark.parametrize("turn_first", [False, True])
+@pytest.mark.parametrize("nesterov", [0.5, 1.0, True])
+@pytest.mark.parametrize("betas", [(0.0, 0.9), (0.95, 0.95), (0.9, 0.99)], ids=str)
+def test_any_weight_of_the_newest_gradient(
+    betas: tuple[float, float], nesterov: float | bool, turn_first: bool
+) -> None:
+    for name, stream in named_streams((16, 12), 1).items():
+        ours, _ = compare(stream, betas, nesterov=nesterov, turn_first=turn_first)
+        assert ours.longest <= entry_bound(betas, nesterov), name
+
+
+def entry_bound(betas: tuple[float, float], nesterov: float | bool) -> float:
+    """The promise: what an entry of a step can be at most in the eigenbasis, in learning rates."""
+    newest = 1.0 if betas[0] == 0 else 1 - betas[0] if nesterov is True else nesterov
+    ratio = max(1.0, (1 - betas[0]) ** 2 / (1 - betas[1]) / (1 - betas[0] ** 2 / betas[1])) ** 0.5
+    return 1.01 * ((1 - newest) * ratio + newest / (1 - betas[1]) ** 0.5)
+
+
+def test_an_expert_that_is_routed_once() -> None:
+    """Its gradients are zero from then on, beside experts of the same shape that go on learning."""
+    fresh = noise((64, 32), 0)
+    experts = [nn.Parameter(torch.zeros(64, 32)) for _ in range(4)]
+    optimizer = Spectral(experts, LR, weight_decay=0.0)
+    for step in range(200):
+        for index, expert in enumerate(experts):
+            expert.grad = fresh() if index or step == 0 else torch.zeros(64, 32)
+        optimizer.step()
+    yardstick = moves(lambda w: AdamW(w, LR, (0.95, 0.95), weight_decay=0.0), active_then_zero((64, 32), 1, 200, fresh))
+    assert rms(experts[0].detach()) <= 3 * yardstick.total
+
+
+def test_single_entries_of_sparse_gradients() -> None:
+    for seed in range(3):
+        fresh, w = noise((64, 32), seed), nn.Parameter(torch.zeros(64, 32))
+        optimizer = Spectral([w], LR, weight_decay=0.0)
+        for _ in range(100):
+            before = w.detach().clone()
+            w.grad = fresh() * (fresh() > 1.645)
+            optimizer.step()
+            assert (w.detach() - before).abs().max() <= 10 * LR
+
+
 PARTS = st.sampled_from(["noise", "zero", "same", "sparse", "row", "column", "rank one", "opposite"])
 SIZES = st.sampled_from([1.0, 1.0, 1.0, 1e-6, 1e-3, 1e4, 1e12])
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from eigenstep import Spectral
 from eigenstep.optim import SpectralFast, SpectralPaper
+from eigenstep.optim.recipes import FAST, PAPER
 
 
 def stepped(shape: tuple[int, ...] = (6, 4), dtype: torch.dtype = torch.float64, steps: int = 5, **options: Any) -> Any:
@@ -97,15 +98,17 @@ def test_what_only_torch_can_do_is_explained(name: str) -> None:
 
 
 class TestRecipes:
-    @pytest.mark.parametrize(("name", "kind"), [("fast", SpectralFast), ("paper", SpectralPaper)])
-    def test_are_classes(self, name: str, kind: type[Spectral]) -> None:
+    @pytest.mark.parametrize(
+        ("name", "kind", "options"), [("fast", SpectralFast, FAST), ("paper", SpectralPaper, PAPER)]
+    )
+    def test_are_classes(self, name: str, kind: type[Spectral], options: Any) -> None:
         recipe = getattr(Spectral, name)
         assert recipe is kind
         assert issubclass(recipe, torch.optim.Optimizer)
         param = nn.Parameter(torch.ones(4, 2))
         optimizer = recipe([param], 0.1, weight_decay=0.5)
         group = optimizer.param_groups[0]
-        assert {name: group[name] for name in recipe.recipe} == recipe.recipe
+        assert {name: group[name] for name in options} == options
         assert (group["lr"], group["weight_decay"]) == (0.1, 0.5)
         for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
             assert type(twin) is recipe

@@ -65,6 +65,8 @@ class TestLayout:
             ((50000, 64), {}, "400 blocks of 125 x 64"),
             ((64, 64), {"max_dim": 32}, "2 pieces of (2 blocks of 32 x 32)"),
             ((67, 67), {"max_dim": 32}, "diag 67 x diag 67"),
+            ((6144, 3000), {"max_dim": None, "max_ratio": None}, "6144 x 3000"),
+            ((70, 50), {"max_dim": None, "structure": "full"}, "3500"),
             ((8, 4, 3, 3), {"max_ratio": None}, "36 x 8"),
             ((8, 4, 3, 3), {"structure": "axes"}, "8 x 4 x 3 x 3"),
             ((8, 4, 1, 3), {"structure": "axes", "max_dim": 4}, "diag 8 x 4 x diag 1 x 3"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -118,8 +117,9 @@ class TestKnownMethods:
     @pytest.mark.parametrize("grafting", ["adam", "rms"])
     def test_grafting_takes_the_size_and_keeps_the_direction(self, grafting: str, shape: tuple[int, ...]) -> None:
         w, gs = parameter(*shape), gradients(*shape)
-        grafted = drive(Spectral([w], grafting=grafting, **PLAIN), gs)
-        plain = drive(Spectral([nn.Parameter(w.detach().clone())], **PLAIN), gs)
+        options = {**PLAIN, "maps": "quadratic"}  # the exponential map never forgets outliers such as these
+        grafted = drive(Spectral([w], grafting=grafting, **options), gs)
+        plain = drive(Spectral([nn.Parameter(w.detach().clone())], **options), gs)
         betas = (0.9 if grafting == "adam" else 0.0, 0.95)
         sizes = drive(torch.optim.Adam([nn.Parameter(w.detach().clone())], lr=LR, betas=betas, eps=0.0), gs)
         for ours, direction, size in zip(grafted, plain, sizes, strict=True):
@@ -155,12 +155,6 @@ def read_matrix(state: dict[str, Tensor]) -> Kronecker:
         basis = state.get(f"basis_{axis}")
         factors.append(Diagonal(eigs) if basis is None else Full(torch.block_diag(*basis[0]), eigs))
     return Kronecker(state["scale"][0].square(), tuple(factors))
-
-
-def limited_exp(eigs: Tensor, target: Tensor) -> Tensor:
-    """The exponential map up to a factor e, and from there on its tangent."""
-    tangent = target - eigs
-    return torch.where(tangent > eigs, math.e * tangent, exp(eigs, target))
 
 
 LAYOUT: dict[str, Any] = {"structure": "kronecker", "max_dim": 99, "max_ratio": None}
@@ -238,7 +232,7 @@ class TestCore:
                 damping=1e-3,
                 rotation=blockwise(turn),
                 orthogonal=blockwise(orthogonal),
-                positive=limited_exp if maps == "exact" else truncated_exp,
+                positive=exp if maps == "exact" else truncated_exp,
             )
         expected = S.dense()
         error = (read_matrix(optimizer.state[w]).dense() - expected).abs().amax()

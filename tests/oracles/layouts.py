@@ -27,7 +27,7 @@ def views_of(x: Array, options: dict[str, Any]) -> tuple[list[Array], list[list[
         x: a contiguous array of the parameter's shape.
         options: those of the optimizer.
     """
-    longest, structure = options["max_dim"], options["structure"]
+    longest, structure = options["max_dim"] or x.size, options["structure"]
     if structure == "full" and x.size <= longest:
         return [x.reshape(-1)], [[Side(x.size, whole(x.size))]]
     matrix = x.reshape(x.shape[0], -1) if x.ndim > 1 else x.reshape(1, -1)

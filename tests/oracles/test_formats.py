@@ -13,7 +13,7 @@ from eigenstep import Dense, Full, Kronecker, OuterProducts, Spectral, project, 
 from eigenstep.core import generators, maps
 from eigenstep.core.kronecker import nearest_kronecker
 from eigenstep.core.numerics import accumulation_dtype, contract, matmul
-from eigenstep.optim.kernel import _grafted_step, _momentum, _precondition, step
+from eigenstep.optim.kernel import _average, _direction, _grafted_step, _precondition, step
 from eigenstep.optim.state import Rates, Rule, new_state
 
 FORMATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -193,6 +193,7 @@ def test_states_of_half_precision_are_calculated_with_in_full() -> None:
     step = _grafted_step(gradient, {0: basis}, state, rule, rates)
     mean_square = 0.5 * graft.square() + 0.5 * gradient.square()
     assert (step - (basis @ momentum[..., None])[..., 0] / mean_square.sqrt()).abs().max() < 1e-13
-    newest = _momentum(gradient, state, rule, rates)
+    _average(gradient, state, rule, rates)
+    newest = _direction(gradient, state, rule, rates)
     assert newest.dtype == torch.float64
     assert torch.equal(newest, state["momentum"].double())

@@ -38,6 +38,14 @@ def test_paper(shape: tuple[int, ...], interval: int) -> None:
     assert_same(shape, "paper", interval=interval)
 
 
+@pytest.mark.parametrize("recipe", ["default", "paper"])
+@pytest.mark.parametrize("first_is_zero", [False, True])
+def test_eigenvalues_that_wait_for_the_bases(recipe: str, first_is_zero: bool) -> None:
+    """With ``first_is_zero`` the scale is set by the first gradient that is learned from, not by the first of all."""
+    gradients = [[g * (not (first_is_zero and at < 1))] for at, g in enumerate(stream((5, 3), 30, 1))]
+    assert_same((5, 3), recipe, gradients=gradients, interval=3, start=0.0, eigenvalues_wait=True)
+
+
 @pytest.mark.parametrize("eigenvalues", ["corrected", "kronecker"])
 @pytest.mark.parametrize(("rotation", "maps"), WAYS)
 def test_every_way_to_turn(rotation: str, maps: str, eigenvalues: str) -> None:

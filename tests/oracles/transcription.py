@@ -46,6 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "relative_damping": True,
     "start": 2.0,
     "turn_first": False,
+    "eigenvalues_wait": False,
     "rotation": "bounded",
     "basis_lr": 0.1,
     "maps": "quadratic",
@@ -59,7 +60,7 @@ PAPER = {
     **DEFAULTS,
     **{"betas": (0.9, 0.95), "eigenvalues": "kronecker", "rotation": "normalized", "basis_lr": 0.5},
     **{"maps": "truncated", "reorthonormalize": False, "start": 0.0, "turn_first": True, "nesterov": False},
-    **{"relative_damping": False, "damping": 1e-12, "clip": 1.0, "max_ratio": None},
+    **{"relative_damping": False, "damping": 1e-12, "clip": 1.0, "max_dim": None, "max_ratio": None},
 }
 EARLY_STEPS, GAP, CAP = 100, 0.1, 0.5
 
@@ -127,26 +128,34 @@ class Tensor:
         o = self.o
         self.t += 1
         G = self.rotate(gradient)
-        step = self.average(G)
+        self.average(G)
         samples = [self.rotate(v) for v in vectors]
-        if self.alpha is None:  # the first gradient that is not zero sets the scale
+        if self.alpha is None and (turning or not o["eigenvalues_wait"]):  # the first one not zero sets the scale
             self.alpha = sum(np.mean(v**2) for v in samples) or None
-        rotations = self.learn(samples, turning)
+        rotations = self.learn(samples, turning) if turning or not o["eigenvalues_wait"] else []
         if rotations and o["turn_first"]:
-            step = self.turned(step, rotations)
+            G = self.turned(G, rotations)
             self.turn(rotations, own)
-        step = self.unrotate(step * self.inverse_root())
+            if own and self.alpha is not None:  # stepped along in new coordinates, it counts in them as well
+                self.D = np.maximum(self.D, rate(o["betas"][1], self.t, o["start"]) * G**2 / self.alpha)
+        step = self.unrotate(self.mixed(G) * self.inverse_root())
         if rotations and not o["turn_first"]:
             self.turn(rotations, own)
         return self.limited(step, gradient)
 
-    def average(self, G: Array) -> Array:
-        """Follow the gradients by their average, and return its mixture with the newest."""
+    def average(self, G: Array) -> None:
+        """Follow the gradients by their average."""
+        o, beta = self.o, self.o["betas"][0]
+        if beta == 0:
+            return
+        weight = rate(beta, self.t, max(min(o["start"], 1.0), o["start"] / 2))
+        self.momentum = (1 - weight) * self.momentum + weight * G
+
+    def mixed(self, G: Array) -> Array:
+        """Return the mixture of momentum and newest gradient that is stepped along."""
         o, beta = self.o, self.o["betas"][0]
         if beta == 0:
             return G
-        weight = rate(beta, self.t, max(min(o["start"], 1.0), o["start"] / 2))
-        self.momentum = (1 - weight) * self.momentum + weight * G
         newest = 1 - beta if o["nesterov"] is True else float(o["nesterov"])
         return (1 - newest) * self.momentum + newest * G
 
@@ -177,11 +186,8 @@ class Tensor:
         return rotations
 
     def moved(self, d: Array, n: Array) -> Array:
-        """Return ``n``, or with ``h = n - d`` the exact ``d exp(h/d)``, along its tangent where ``h > d``."""
-        if self.o["maps"] != "exact":
-            return n
-        h = n - d
-        return np.where(h > d, math.e * h, d * np.exp(np.minimum(h / d, 1)))
+        """Return ``n``, or the exact ``d exp((n - d)/d)``."""
+        return d * np.exp((n - d) / d) if self.o["maps"] == "exact" else n
 
     def rotation(self, factor: Factor, W: Array) -> Array:
         """Return ``Q`` of one factor, block by block, and take the average that it follows to the new basis."""

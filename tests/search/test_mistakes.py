@@ -18,6 +18,7 @@ import torch
 from eigenstep.search import Search, SearchResult, minimize, minimize_batch
 from eigenstep.search.noise import Reevaluation
 from eigenstep.search.ranking import assign
+from eigenstep.search.search import FAILED_RESTARTS
 
 from .problems import Array, sphere
 
@@ -73,6 +74,23 @@ def test_functions_without_any_value_end_as_failed_and_without_success() -> None
         assert result.fun == math.inf
         assert result.failures == result.nfev
     assert minimize_batch(lambda x: np.full(x.shape[:2], np.nan), np.ones((2, 3)), 0.5, tolx=0.4).success.sum() == 0
+
+
+@pytest.mark.parametrize("restarts", ["ipop", "bipop"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_restarts_do_not_go_on_where_nothing_has_a_value(restarts: str, elsewhere: bool) -> None:
+    options: dict[str, Any] = {"bounds": (-1.0, 1.0)} if elsewhere else {}
+    result = minimize(lambda x: math.nan, np.zeros(3), 0.5, seed=0, restarts=restarts, **options)
+    assert (result.reason, result.success, result.fun) == ("failed", False, math.inf)
+    assert result.restarts in (range(FAILED_RESTARTS, 2 * FAILED_RESTARTS + 1) if elsewhere else [0])
+    assert result.failures == result.nfev < (10_000 if elsewhere else 500)
+
+
+def test_a_restart_elsewhere_finds_values() -> None:
+    fun = lambda x: sphere(x) if x[0] > 0.5 else math.nan  # noqa: E731
+    result = minimize(fun, np.full(2, -0.9), 1e-3, seed=0, restarts="ipop", bounds=(-1.0, 1.0), max_evals=3000)
+    assert result.fun < 0.26
+    assert result.restarts > 0
 
 
 # Interruptions.
@@ -378,6 +396,6 @@ def test_a_pool_whose_workers_always_die_ends_the_search() -> None:
         pytest.raises(RuntimeError, match="BrokenProcess"),
     ):
         minimize(dies, np.ones(2), 0.5, executor=pool)
-    result = minimize(dies, np.ones(2), 0.5, executor=processes, max_evals=24)
-    assert not result.success
-    assert result.failures == result.nfev == 24
+    with pytest.raises(RuntimeError, match=r"all 12 points of the first two generations.*BrokenProcess"):
+        minimize(dies, np.ones(2), 0.5, executor=processes)
+    assert none_left()

@@ -4,7 +4,8 @@
 
 Learning rates mean about the same to all of them: an update has entries of size about `lr`. Weight decay is always
 decoupled (p ← p − lr · weight_decay · p). Everything else is left as its authors chose it, but for what makes learning
-rates comparable: Muon's updates have the size of AdamW's (`match_rms_adamw`), Scalable Shampoo's that of RMSprop's.
+rates comparable: Muon's updates have the size of AdamW's (`match_rms_adamw`), Scalable Shampoo's that of RMSprop's;
+and HeavyBall's SOAP preconditions sides of up to 10,000, as that of SOAP's authors does.
 """
 
 from __future__ import annotations
@@ -129,27 +130,31 @@ def _adamw(named: Named, lr: float, weight_decay: float, **options: Any) -> Opti
 
 
 def _muon(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+    """Options "adamw_..." are those of the part that AdamW steps; `adamw_ratio` is its learning rate over `lr`."""
     if not hasattr(torch.optim, "Muon"):
         raise UserError(f"torch.optim.Muon needs torch 2.9 or newer, this is {torch.__version__}")
     hidden = [parameter for name, parameter in named if is_hidden_matrix(name, parameter)]
     others = [parameter for name, parameter in named if not is_hidden_matrix(name, parameter)]
     parts: list[Optimizer] = []
+    adamw = {name.removeprefix("adamw_"): options.pop(name) for name in list(options) if name.startswith("adamw_")}
     if hidden:
         # Updates as large as AdamW's, so that one learning rate suits both parts.
         options = {"adjust_lr_fn": "match_rms_adamw", **options}
         parts.append(torch.optim.Muon(hidden, lr=lr, weight_decay=weight_decay, **options))
     if others:
-        parts.append(torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay))
+        ratio = adamw.pop("ratio", 1.0)
+        parts.append(torch.optim.AdamW(others, lr=ratio * lr, weight_decay=weight_decay, **adamw))
     return Together(parts)
 
 
-def _heavyball(kind: str) -> Callable[..., Optimizer]:
+def _heavyball(kind: str, **defaults: Any) -> Callable[..., Optimizer]:
     def make(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
         heavyball = require_peer("heavyball")
         warnings.filterwarnings("ignore", "Learning rate changed between steps")  # schedules do that
         if not named[0][1].is_cuda:
             heavyball.utils.compile_mode = None  # on a CPU compiling takes minutes and gains nothing
-        optimizer: Optimizer = getattr(heavyball, kind)(_tensors(named), lr=lr, weight_decay=weight_decay, **options)
+        options = {"lr": lr, "weight_decay": weight_decay, **defaults, **options}
+        optimizer: Optimizer = getattr(heavyball, kind)(_tensors(named), **options)
         return optimizer
 
     return make
@@ -193,7 +198,7 @@ OPTIMIZERS: Mapping[str, Entry] = {
     "spectral_paper": Entry("Spectral.paper, the paper's recipe, of this package", _spectral(Spectral.paper)),
     "adamw": Entry("AdamW, of torch", _adamw, interval=None),
     "muon": Entry("Muon for hidden matrices, AdamW for the rest, of torch", _muon, interval=None),
-    "soap": Entry("SOAP, of heavyball", _heavyball("SOAP"), "precondition_frequency"),
+    "soap": Entry("SOAP, of heavyball", _heavyball("SOAP", max_precond_dim=10_000), "precondition_frequency"),
     "klsoap": Entry("KL-SOAP, of heavyball", _heavyball("KLSOAP"), "precondition_frequency"),
     "klshampoo": Entry("KL-Shampoo, of heavyball", _heavyball("KLShampoo"), "precondition_frequency"),
     "psgdkron": Entry("PSGD Kron, of heavyball", _psgd_kron),

@@ -7,7 +7,6 @@ truncated ones need matrix products only, so they run in low precision and on ev
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -107,7 +106,8 @@ def exp(eigs: Tensor, target: Tensor) -> Tensor:
         eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
         target: ``n``, where the linear update would put them, of either sign, same shape.
     """
-    return (eigs * ((target - eigs) / eigs).exp()).clamp(torch.finfo(eigs.dtype).tiny, largest(eigs.dtype))
+    root = ((target - eigs) / eigs / 2).exp()  # squared only beside d, lest the factor overflow where the result fits
+    return (eigs * root * root).clamp(torch.finfo(eigs.dtype).tiny, largest(eigs.dtype))
 
 
 def truncated_exp(eigs: Tensor, target: Tensor) -> Tensor:
@@ -121,19 +121,6 @@ def truncated_exp(eigs: Tensor, target: Tensor) -> Tensor:
     """
     limits = torch.finfo(eigs.dtype)
     return torch.maximum(target, limits.eps**2 * eigs).clamp(limits.tiny, limits.max * limits.eps)
-
-
-def tempered_exp(eigs: Tensor, target: Tensor) -> Tensor:
-    """Return :func:`exp` up to the factor ``e``, and its tangent beyond.
-
-    Gradients of networks have outliers of a thousand times ``d``: ``e^1000`` would never be forgotten.
-
-    Args:
-        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
-        target: ``n``, where the linear update would put them, same shape.
-    """
-    change = target - eigs
-    return torch.where(change > eigs, (math.e * change).clamp_max(largest(eigs.dtype)), exp(eigs, target))
 
 
 def reorthonormalize(basis: Tensor) -> Tensor:
@@ -161,5 +148,5 @@ ORTHOGONAL: Mapping[str, Orthogonal] = {
     "quadratic": quadratic,
 }
 """Maps to orthogonal matrices by name."""
-POSITIVE: Mapping[str, Positive] = {"exp": exp, "truncated_exp": truncated_exp, "tempered_exp": tempered_exp}
+POSITIVE: Mapping[str, Positive] = {"exp": exp, "truncated_exp": truncated_exp}
 """Maps to positive eigenvalues by name."""

@@ -25,9 +25,9 @@ from torch import Tensor
 from ..core.generators import ROTATIONS
 from ..core.maps import (
     cayley,
+    exp,
     quadratic,
     reorthonormalize,
-    tempered_exp,
     truncated_cayley,
     truncated_exp,
 )
@@ -75,16 +75,20 @@ def step(
         if f"basis_{axis}" in state:
             bases[axis] = state[f"basis_{axis}"]
     rotated = rotate(_within_range(gradient, state, bases), bases)
-    direction = _momentum(rotated, state, rule, rates)
-    samples = rotated[..., None] if curvature is None else rotate(_within_range(curvature, state, bases), bases)
-    samples, past = _whiten(samples, state, rule, rates)
-    del rotated  # memory is short while bases turn
-    turns = _learn(samples, past, state, rule, rates, bases if turn else {})
-    del samples
+    _average(rotated, state, rule, rates)
+    turns: dict[int, Tensor] = {}
+    if turn or not rule.eigenvalues_wait:
+        samples = rotated[..., None] if curvature is None else rotate(_within_range(curvature, state, bases), bases)
+        samples, past = _whiten(samples, state, rule, rates)
+        turns = _learn(samples, past, state, rule, rates, bases if turn else {})
+        del samples  # memory is short while bases turn
     if rule.turn_first:
-        direction = rotate(direction, turns)
-        _turn(turns, bases, state, rule, given)
-    direction = rotate(_precondition(direction, state, rule), bases, back=True)
+        rotated = rotate(rotated, turns)
+        weight = _rate(rates.beta2, state["step"], rule.start)
+        _turn(turns, bases, state, rule, given, rotated * weight.sqrt().view(-1, *[1] * (rotated.ndim - 1)))
+    direction = _precondition(_direction(rotated, state, rule, rates), state, rule)
+    del rotated
+    direction = rotate(direction, bases, back=True)
     if not rule.turn_first:
         _turn(turns, bases, state, rule, given)
     if rule.grafting is not None or rule.clip is not None:
@@ -112,18 +116,25 @@ def rotate(x: Tensor, turns: Turns, back: bool = False) -> Tensor:
     return x.to(dtype)
 
 
-def _momentum(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
-    """Return the average of gradients in the eigenbasis, with some more weight on the newest."""
+def _average(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> None:
+    """Take a gradient in the eigenbasis into the momentum."""
     if "momentum" not in state:
-        return rotated
+        return
     momentum = state["momentum"]
     # If second moments forgot their first terms more than twice as fast, steps would grow where gradients vanish.
     start = max(min(rule.start, 1.0), rule.start / 2)
     weight = _rate(rates.beta1, state["step"], start).view(-1, *[1] * (rotated.ndim - 1))
     momentum.lerp_(rotated.to(momentum.dtype), weight.to(momentum.dtype))
+
+
+def _direction(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
+    """Return the momentum, with some more weight on the newest gradient; without momentum, that gradient."""
+    if "momentum" not in state:
+        return rotated
+    momentum = state["momentum"].to(rotated.dtype)
     if not rule.nesterov:
-        return momentum.to(rotated.dtype)
-    return momentum.to(rotated.dtype).lerp(rotated, 1 - rates.beta1 if rule.nesterov is True else rule.nesterov)
+        return momentum
+    return momentum.lerp(rotated, 1 - rates.beta1 if rule.nesterov is True else rule.nesterov)
 
 
 def _whiten(samples: Tensor, state: State, rule: Rule, rates: Rates) -> tuple[Tensor, Tensor]:
@@ -168,7 +179,7 @@ def _learn(samples: Tensor, past: Tensor, state: State, rule: Rule, rates: Rates
             decay=rule.decay,
             damping=damping,
             residual=None if residual is None else residual.mul_(unit[..., None]),
-            positive=tempered_exp if rule.maps == "exact" else truncated_exp,
+            positive=exp if rule.maps == "exact" else truncated_exp,
             **turning,
         )
         learned.append(found.eigs.flatten(1))
@@ -264,8 +275,13 @@ def _damping(past: Tensor, state: State, rule: Rule, rates: Rates, axes: range) 
     return level
 
 
-def _turn(turns: Turns, bases: Turns, state: State, rule: Rule, given: Tensor | None) -> None:
+def _turn(
+    turns: Turns, bases: Turns, state: State, rule: Rule, given: Tensor | None, newest: Tensor | None = None
+) -> None:
     """Turn the bases, ``B <- B Q``, and with them the momentum, which lives in their coordinates.
+
+    Second moments stay those of the old coordinates, and never below the square of the momentum in the new ones:
+    without this, steps could be of any size.
 
     Args:
         turns: ``Q`` of the axes that turn.
@@ -273,20 +289,21 @@ def _turn(turns: Turns, bases: Turns, state: State, rule: Rule, given: Tensor | 
         state: the stack's state, changed in place.
         rule: what to do.
         given: which elements of the stack have other curvature than the gradient's.
+        newest: a gradient that is stepped along in the new coordinates, times the root of its weight in the second
+            moments, which are no smaller than its square either.
     """
     for axis, q in turns.items():
         turned = matmul(bases[axis], q)
         bases[axis].copy_(reorthonormalize(turned) if rule.reorthonormalize else turned)
+    moments = [] if newest is None else [newest]
     if "momentum" in state and turns:
-        momentum = rotate(state["momentum"], turns)
-        state["momentum"].copy_(momentum)
-        if "second_moment" in state:
-            # A second moment is never below the square of the first. Turned coordinates have a momentum that was
-            # turned with them, but second moments of the old ones: without this, steps could be of any size.
-            scale = state["scale"] if given is None else torch.where(given, torch.inf, state["scale"])
-            scale = scale.view(-1, *[1] * (momentum.ndim - 1))
-            least = (momentum / torch.where(scale > 0, scale, torch.inf)).square_()
-            state["second_moment"].copy_(torch.maximum(state["second_moment"], least))
+        state["momentum"].copy_(rotate(state["momentum"], turns))
+        moments.append(state["momentum"])
+    if "second_moment" in state and turns:
+        scale = state["scale"] if given is None else torch.where(given, torch.inf, state["scale"])
+        scale = torch.where(scale > 0, scale, torch.inf).view(-1, *[1] * (state["second_moment"].ndim - 1))
+        for moment in moments:
+            state["second_moment"].copy_(torch.maximum(state["second_moment"], (moment / scale).square_()))
 
 
 def _precondition(direction: Tensor, state: State, rule: Rule) -> Tensor:

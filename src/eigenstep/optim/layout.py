@@ -86,7 +86,7 @@ class Layout:
         return f"{self.pieces} pieces of ({text})" if self.pieces > 1 else text
 
 
-def plan(shape: tuple[int, ...], *, structure: str, max_dim: int, max_ratio: float | None) -> Layout:
+def plan(shape: tuple[int, ...], *, structure: str, max_dim: int | None, max_ratio: float | None) -> Layout:
     """Choose the layout of a parameter.
 
     Args:
@@ -95,9 +95,11 @@ def plan(shape: tuple[int, ...], *, structure: str, max_dim: int, max_ratio: flo
             "axes" gives each axis of a tensor its own factor; "full" one factor for the whole parameter;
             "diagonal" no basis at all.
         max_dim: a side longer than this is cut into blocks with a basis each; it has none if there is no fair cut.
+            ``None`` for no limit.
         max_ratio: so is a side more than this many times longer than the other.
     """
     size = math.prod(shape)
+    max_dim = max_dim or size
     matrix = (shape[0], size // shape[0]) if shape else (1, 1)
     if structure == "full" and size <= max_dim:
         return Layout(shape, False, 1, 1, (size,), (True,))

@@ -61,6 +61,7 @@ OTHERS = ("lr", "weight_decay", "betas", "interval", "nesterov", "basis_dtype", 
 """Options that are in no other list."""
 FLAGS = (
     "relative_damping",
+    "eigenvalues_wait",
     "turn_first",
     "reorthonormalize",
     "residual",
@@ -118,7 +119,7 @@ def check_group(group: Mapping[str, Any]) -> None:
     for name, reason in TORCH.items():
         if group[name]:
             raise ValueError(f"Spectral cannot do {name}=True: {reason}; leave it out")
-    if not isinstance(group["max_dim"], int) or group["max_dim"] < 1:
+    if group["max_dim"] is not None and (not isinstance(group["max_dim"], int) or group["max_dim"] < 1):
         raise ValueError(f"max_dim must be a whole number, at least 1, got {group['max_dim']!r}")
     interval_at(group["interval"], 0)
     for name in ("basis_dtype", "state_dtype"):

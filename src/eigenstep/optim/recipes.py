@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from functools import wraps
+from typing import Any
 
-from torch import Tensor
-
-from .spectral import Params, Spectral
+from .spectral import Spectral
 
 PAPER: Mapping[str, Any] = {
     "betas": (0.9, 0.95),
@@ -23,6 +23,7 @@ PAPER: Mapping[str, Any] = {
     "damping": 1e-12,
     "clip": 1.0,
     "interval": 2,
+    "max_dim": None,
     "max_ratio": None,
 }
 """The paper's recipe for networks."""
@@ -30,35 +31,34 @@ FAST: Mapping[str, Any] = {"max_ratio": 1.0}
 """At most Muon's price."""
 
 
-class _Recipe(Spectral):
-    """Options that make a method of their own; anything can be overridden."""
+def _constructor(recipe: Mapping[str, Any]) -> Any:
+    """Return the constructor of ``Spectral`` with other defaults, which its signature shows to people and parsers."""
+    signature = inspect.signature(Spectral.__init__)
 
-    recipe: ClassVar[Mapping[str, Any]]
+    @wraps(Spectral.__init__)
+    def constructor(*arguments: Any, **changes: Any) -> None:
+        given = signature.bind_partial(*arguments, **changes).arguments
+        Spectral.__init__(**{**recipe, **given})
 
-    def __init__(self, params: Params, lr: float | Tensor = 1e-3, **changes: Any) -> None:
-        """Set up the optimizer.
-
-        Args:
-            params: as for ``Spectral``.
-            lr: learning rate.
-            **changes: any other argument of ``Spectral`` overrides the recipe.
-        """
-        super().__init__(params, lr, **{**self.recipe, **changes})
+    shown = [p.replace(default=recipe.get(name, p.default)) for name, p in signature.parameters.items()]
+    constructor.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    return constructor
 
 
-class SpectralFast(_Recipe):
+class SpectralFast(Spectral):
     """At most Muon's price: ``Spectral`` with long sides cut into square blocks. Also known as ``Spectral.fast``."""
 
-    recipe = FAST
+    __init__ = _constructor(FAST)
 
 
-class SpectralPaper(_Recipe):
+class SpectralPaper(Spectral):
     """The paper's recipe for networks: Kronecker eigenvalues, normalized rotation, truncated maps, every 2 steps.
 
-    Also known as ``Spectral.paper``.
+    No side is cut, however long. The paper updates "preconditioners" every 2 steps: here that means the bases, and with
+    ``eigenvalues_wait=True`` the eigenvalues and the scale, too. Also known as ``Spectral.paper``.
     """
 
-    recipe = PAPER
+    __init__ = _constructor(PAPER)
 
 
 Spectral.fast, Spectral.paper = SpectralFast, SpectralPaper

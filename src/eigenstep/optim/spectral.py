@@ -20,8 +20,9 @@ from .distributed.sharding import OFF, Sharding, local_gradient, wanted
 from .distributed.together import begin, directions_here
 from .inspect import Summary, name_of, spectra_of, summary_of
 from .layout import Stack, Stacks
+from .metrics import Sizes, metrics_of, note
 from .moving import move
-from .options import GO, RAISE
+from .options import GO, RAISE, SKIP
 from .user_curvature import padded, vectors_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -35,8 +36,13 @@ class Spectral(Optimizer):
 
     A matrix of weights has ``S = alpha C x K``, with an eigenbasis and eigenvalues for each side, that follow the
     gradients by matrix products alone: no decomposition, any root ``p``, and stable in bfloat16. Vectors and scalars
-    get a diagonal ``S``, as in AdamW. No stream of gradients makes a default step large: in the eigenbasis, second
-    moments are never below the square of the momentum. The best learning rate is often larger than AdamW's.
+    get a diagonal ``S``, as in AdamW. The best learning rate is often larger than AdamW's.
+
+    No stream of gradients makes steps large: in the eigenbasis, corrected second moments are never below the square of
+    the momentum, and entries of a step are at most ``(1 - w) + w / sqrt(1 - betas[1])`` learning rates with equal betas
+    and ``w = nesterov``: 1.7 by default. Without momentum ``w`` is 1. If ``betas[0]**2 > betas[1]``, steps grow between
+    turns while gradients vanish, and without bases (vectors) have no bound, as in AdamW; nor have they for Kronecker
+    eigenvalues, which ``clip`` is for.
 
     Example:
         >>> import torch
@@ -63,13 +69,14 @@ class Spectral(Optimizer):
         clip: float | None = None,
         grafting: str | None = None,
         structure: str = "kronecker",
-        max_dim: int = 2048,
+        max_dim: int | None = 2048,
         max_ratio: float | None = 2.0,
         decay: float = 1.0,
         damping: float = 1e-10,
         relative_damping: bool = True,
         start: float = 2.0,
         turn_first: bool = False,
+        eigenvalues_wait: bool = False,
         rotation: str | Rotation = "bounded",
         basis_lr: float | None = 0.1,
         maps: str | Orthogonal = "quadratic",
@@ -110,7 +117,8 @@ class Spectral(Optimizer):
             grafting: give each layer's step the size of "adam"'s or "rms"'s (RMSprop). For roots other than 2.
             structure: "kronecker"; "axes", one factor per axis, for convolutions; "full", one matrix over the whole
                 parameter, for tiny ones; "diagonal", no basis, where one brings nothing.
-            max_dim: longest side that gets one basis; longer ones are cut into blocks. Lower it to save time.
+            max_dim: longest side that gets one basis; longer ones are cut into blocks. Lower it to save time;
+                ``None`` for no limit.
             max_ratio: a side more than this many times longer than the other is cut as well. 1 to save time, ``None``
                 (whole sides, at the price of cubes) if time does not count.
 
@@ -125,14 +133,16 @@ class Spectral(Optimizer):
                 the first gradients as ``start / t``, and the momentum at least half as fast. 0, as in the paper, keeps
                 all rates constant.
             turn_first: turn the bases before preconditioning with them instead of after, as the paper does.
+            eigenvalues_wait: learn eigenvalues only when the bases turn, a reading of the paper; other gradients go to
+                the momentum alone.
             rotation: "bounded" (ours); "normalized" (the paper's for networks) or "moore_penrose" (the paper's) to
                 compare with; or a function such as ``partial(generators.normalized, gap=0.01)``. Checkpoints hold only
                 its name.
             basis_lr: rate of the running average that the basis follows (``None``: ``1 - betas[1]``); for "normalized"
                 the paper's beta-bar-2. Raise it if eigenvectors change quickly.
             maps: "quadratic" (Cayley map to second order), "truncated" (the paper's truncated Cayley map) or "exact"
-                (exact maps, by solving linear systems) to compare with; or a function from generators to orthogonal
-                matrices, such as ``partial(maps.quadratic, cap=0.3)``.
+                (exact Cayley and exponential maps, which never forget an outlier) to compare with; or a function from
+                generators to orthogonal matrices, such as ``maps.cayley`` or ``partial(maps.quadratic, cap=0.3)``.
             reorthonormalize: mend bases by a Newton-Schulz step after every turn. ``False``, as in the paper, only for
                 maps other than "quadratic".
             residual: remember what the rotations have not yet diagonalized. For the best curvature when memory is
@@ -174,6 +184,8 @@ class Spectral(Optimizer):
             if any(self.state.get(param) for param in group["params"])
         }
         self._sharding: Sharding | None = getattr(self, "_sharding", None)
+        self._sizes: Sizes | None = getattr(self, "_sizes", None)
+        self._skipped: int = getattr(self, "_skipped", 0)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with any options of their own."""
@@ -221,6 +233,7 @@ class Spectral(Optimizer):
         if verdict == RAISE:
             bad = [p for _, params in work for p in params if not torch.isfinite(local_gradient(p)).all()]
             raise ValueError(options.nonfinite_sentence(list(map(self._name, bad)), bool(samples)))
+        self._skipped += verdict == SKIP
         if verdict == GO:
             for group, params in work:
                 self._step_group(group, params, samples)
@@ -282,7 +295,10 @@ class Spectral(Optimizer):
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
             vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
         rule = options.rule_of(group)
-        return stack.scatter(self._kernel(gradient, vectors, stack.state, rule, rates, turn, given))
+        directions = stack.scatter(self._kernel(gradient, vectors, stack.state, rule, rates, turn, given))
+        if self._sizes is not None:
+            note(self._sizes, stack.params, gradients, directions, group["lr"])
+        return directions
 
     def _arranged(self, group: dict[str, Any], params: list[Tensor], tag: int = 0) -> list[Stack]:
         """Return the stacks of the parameters that have a gradient now.
@@ -374,3 +390,18 @@ class Spectral(Optimizer):
         Where ranks share the work, each tells about what it steps itself.
         """
         return spectra_of(self.param_groups, self.state)
+
+    def metrics(self) -> dict[str, float]:
+        """Return numbers for TensorBoard, W&B or MLflow, read back from the device all at once.
+
+        They are ``weight_norm``, ``gradient_norm``, ``update_norm`` (without weight decay), ``condition`` (of the
+        curvature, its largest eigenvalue divided by the smallest) and ``rotation_speed`` (of the side that turns
+        fastest), each with ``/`` and the parameter's name, and ``steps`` and ``skipped_steps``. Gradients and updates
+        are measured by steps after the first call: make one before training to have them from the start. Where ranks
+        share the work, each tells about the parts that it has.
+        """
+        self._sizes = {} if self._sizes is None else self._sizes
+        params = [param for group in self.param_groups for param in group["params"] if param.numel()]
+        steps = max((group["count"] for group in self.param_groups), default=0)
+        counts = {"steps": steps, "skipped_steps": self._skipped}
+        return metrics_of(params, self.state, self._sizes, counts, self._name)

@@ -28,6 +28,7 @@ class Rule:
     reorthonormalize: bool = True
     nesterov: float | bool = 0.2
     turn_first: bool = False
+    eigenvalues_wait: bool = False
     start: float = 2.0
     relative_damping: bool = True
     clip: float | None = None

@@ -100,8 +100,8 @@ def run(
             while search.stop() is None:
                 points = search.ask()
                 values = evaluate(points)
-                if search.iterations == 0 and not np.isfinite(values).any():
-                    evaluate.explain_failure(len(values))
+                if search.best is None and not np.isfinite(values).any():
+                    evaluate.explain_failure(search.evaluations + len(values), search.iterations)
                 search.tell(points, values)
                 show(search.evaluations, f"value {search.best_fun:.6g}, σ {search.sigma:.1e}")
                 if callback is not None and callback(search) is True:

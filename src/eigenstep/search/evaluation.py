@@ -76,14 +76,19 @@ class Evaluator:
         self._values = []
         return values
 
-    def explain_failure(self, count: int) -> None:
-        """Raise because nothing could be evaluated, if it was for an exception that will come again."""
+    def explain_failure(self, count: int, generation: int) -> None:
+        """Raise because nothing could be evaluated so far, if it was for an exception that will come again.
+
+        Args:
+            count: evaluations so far.
+            generation: 0 for the first. One whose workers died of a single point may be followed by a better one.
+        """
         lost = isinstance(self.first_error, BrokenExecutor) and self._factory is not None
-        if self.first_error is not None and not lost:
+        if self.first_error is not None and generation == int(lost):
             raise RuntimeError(
-                f"fun failed at all {count} points of the first generation, so there is nothing to learn from; the "
-                f"first failure was {self.first_failure}. If only some points cannot be evaluated, start elsewhere or "
-                "with a smaller sigma0, or return NaN for them"
+                f"fun failed at all {count} points of the first {'two generations' if lost else 'generation'}, so "
+                f"there is nothing to learn from; the first failure was {self.first_failure}. If only some points "
+                "cannot be evaluated, start elsewhere or with a smaller sigma0, or return NaN for them"
             ) from self.first_error
 
     def close(self) -> None:

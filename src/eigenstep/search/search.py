@@ -23,6 +23,9 @@ from .stopping import Progress, known_reason
 LONGEST_INJECTION = 2.0
 """Points that were not sampled count as if they were at most this many times as far away as samples usually are."""
 
+FAILED_RESTARTS = 3
+"""Restarts elsewhere as long as no evaluation has given a finite value."""
+
 
 class Search:
     """Minimize a function of which only values are known, by asking for points and telling their values.
@@ -72,9 +75,10 @@ class Search:
             integers: indices of coordinates that must be integers.
             restarts: what to do at a local minimum: stop (``None``); start again with twice the population ("ipop"); or
                 do so alternately with small, narrow runs ("bipop"). New starts are random in the bounds if all
-                coordinates have some; else they are ``x0``. Or a function ``restarts(ended, evals, rng)`` of your own:
-                how the run that is over began, a :class:`~eigenstep.search.Start`, the evaluations it used and a source
-                of randomness; it returns the next ``Start``, or ``None`` to stop.
+                coordinates have some; else they are ``x0``. Where nothing has a finite value, few are tried.
+                Or a function ``restarts(ended, evals, rng)`` of your own: how the run that is over began, a
+                :class:`~eigenstep.search.Start`, the evaluations it used and a source of randomness; it returns the
+                next ``Start``, or ``None`` to stop.
             noisy: the function gives other values each time: evaluate again, as often as it takes.
             seed: the same seed gives the same search.
             target: stop at this value.
@@ -324,7 +328,11 @@ class Search:
         limited = self._present.max_evals is not None and used >= self._present.max_evals
         if reason is None and not limited:
             return
-        if self._restarts is None or (self._max_restarts is not None and self.restarts >= self._max_restarts):
+        most = self._max_restarts
+        if reason == "failed" and self.best is None:  # again at the same point it would be no better, elsewhere it may
+            few = FAILED_RESTARTS if self._x0 is not None or self._domain.boxed else 0
+            most = few if most is None else min(most, few)
+        if self._restarts is None or (most is not None and self.restarts >= most):
             self._reason = reason or "max_evals"
             return
         following = self._restarts(self._present, used, self._rng)

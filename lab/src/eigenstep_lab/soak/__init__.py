@@ -117,7 +117,9 @@ def _rounds(seed: int, jobs: int, wanted: Callable[[], bool]) -> Iterator[tuple[
         while wanted() or running:
             while wanted() and len(running) < 2 * jobs:
                 running.add(pool.submit(attempt, seed, next(numbers)))
-            done, running = wait(running, return_when=FIRST_COMPLETED)
+            done, running = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
+            if not wanted():  # what waits for its turn is not begun any more
+                running = {future for future in running if not future.cancel()}
             for future in done:
                 yield future.result()
 

@@ -28,6 +28,7 @@ TYPICAL: Mapping[str, tuple[Any, ...]] = {
     "max_dim": (2048, 6),
     "max_ratio": (None, 1.0, 2.0),
     "start": (1.0, 2.0, 4.0, 20.0),
+    "turn_first": (False, True),
     "rotation": ("bounded", "normalized", "moore_penrose"),
     "basis_lr": (None, 0.1, 0.5),
     "maps": ("quadratic", "truncated", "exact"),
@@ -38,7 +39,6 @@ TYPICAL: Mapping[str, tuple[Any, ...]] = {
 RARE: Mapping[str, tuple[Any, ...]] = {
     "nesterov": (0.0, 0.2, True, 1.0),
     "start": (0.0, 1.0, 4.0, 20.0),
-    "turn_first": (False, True),
     "eigenvalues": ("corrected", "kronecker"),
     "root": (2.0, 1.0, 4.0),
     "clip": (None, 1.0),

@@ -58,7 +58,7 @@ def _translate(name: str, value: Any) -> Any:
     """Translate what TOML cannot say: no value, tuples, and the number formats of Spectral's state."""
     if value == "none":
         return None
-    if name == "betas":
+    if name.endswith("betas"):
         return tuple(value)
     if name in ("basis_dtype", "state_dtype"):
         return {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}.get(value, value)

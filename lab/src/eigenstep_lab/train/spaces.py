@@ -2,12 +2,14 @@
 
 Learning rate and weight decay are settings of a run, all others options of the optimizer. A name such as "1-beta1"
 stands for one minus that option: decay rates are searched by their distance from 1, on a logarithmic scale (Choi et
-al., 2019). `beta1` and `beta2` go into the option `betas`.
+al., 2019). `beta1` and `beta2` go into the option `betas`, and those of Muon's other half, which AdamW steps, into
+`adamw_betas`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -27,21 +29,24 @@ Space = Mapping[str, Range | tuple[Any, ...]]
 COMMON: Space = {"lr": Range(1e-4, 3e-2), "weight_decay": Range(1e-3, 1.0)}
 BETAS: Space = {"1-beta1": Range(0.02, 0.3), "1-beta2": Range(1e-3, 0.2)}
 EPS: Space = {"eps": Range(1e-12, 1e-4)}
-SPECTRAL: Space = {
-    **COMMON,
-    **BETAS,
-    "nesterov": Range(0.05, 0.5),
-    "basis_lr": Range(0.02, 0.5),
-    "damping": Range(1e-14, 1e-4),
-}
+PAPER: Space = {**COMMON, **BETAS, "damping": Range(1e-14, 1e-4)}
+SPECTRAL: Space = {**PAPER, "nesterov": Range(0.05, 0.5), "basis_lr": Range(0.02, 0.5)}
 SOAP: Space = {**COMMON, **BETAS, **EPS, "1-shampoo_beta": Range(1e-3, 0.2)}
 
 SPACES: Mapping[str, Space] = {
     "spectral": SPECTRAL,
     "spectral_fast": SPECTRAL,
-    "spectral_paper": {**SPECTRAL, "basis_lr": Range(0.02, 1.9), "decay": (1.0, 0.5), "clip": (0.5, 1.0, 2.0)},
+    "spectral_paper": {**PAPER, "basis_lr": Range(0.02, 1.9), "decay": (0.0, 1.0), "clip": (0.5, 1.0, 2.0)},
     "adamw": {**COMMON, **BETAS, **EPS},
-    "muon": {**COMMON, **EPS, "nesterov": (True, False), "1-momentum": Range(0.02, 0.3)},
+    "muon": {
+        **COMMON,
+        **EPS,
+        "nesterov": (True, False),
+        "1-momentum": Range(0.02, 0.3),
+        "adamw_ratio": Range(0.03, 3.0),
+        **{f"1-adamw_{name.removeprefix('1-')}": values for name, values in BETAS.items()},
+        "adamw_eps": EPS["eps"],
+    },
     "soap": SOAP,
     "klsoap": SOAP,
     "klshampoo": SOAP,
@@ -59,7 +64,7 @@ def space_of(settings: Settings) -> dict[str, Range | tuple[Any, ...]]:
 
 
 def _option(name: str) -> str:
-    return "betas" if name in BETAS else name.removeprefix("1-")
+    return re.sub("beta[12]$", "betas", name.removeprefix("1-"))
 
 
 def apply(settings: Settings, values: Mapping[str, Any]) -> Settings:
@@ -72,7 +77,8 @@ def apply(settings: Settings, values: Mapping[str, Any]) -> Settings:
     options = dict(settings.option)
     for name, value in values.items():
         options[name.removeprefix("1-")] = 1 - value if name.startswith("1-") else value
-    if "beta1" in options:
-        options["betas"] = [options.pop("beta1"), options.pop("beta2")]
+    for part in ("", "adamw_"):
+        if f"{part}beta1" in options:
+            options[f"{part}betas"] = [options.pop(f"{part}beta1"), options.pop(f"{part}beta2")]
     known = {name: options.pop(name) for name in ("lr", "weight_decay")}
     return dataclasses.replace(settings, **known, option=options)

@@ -1,0 +1,153 @@
+"""Runs and where their results are kept: one line of JSON for each, so that none is ever repeated.
+
+Several processes may add to one file; each line is written at once. A killed process may leave half a line, which
+readers pass over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from ast import literal_eval
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import eigenstep
+
+from ...console import UserError
+from .catalog import TASKS
+from .peers import OURS, make_optimizer
+from .task import Record, run_one
+
+Results = dict["Run", Record]
+
+
+@dataclass(frozen=True)
+class Row:
+    """An optimizer with options of its own: a row of the tables.
+
+    Attributes:
+        optimizer: Name among the peers.
+        options: Options that are not searched, as `key=value` with values in Python's notation.
+    """
+
+    optimizer: str
+    options: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What the row is called in tables."""
+        return " ".join((self.optimizer, *self.options))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        task: Name of the task.
+        row: The optimizer and its options.
+        lr: Learning rate.
+        weight_decay: Decoupled weight decay.
+        momentum: Options that the search chose, as in `Row.options`.
+        seed: Decides initial weights and batches.
+        steps: Number of steps.
+        code: For our optimizers the version of their code; others do not change.
+    """
+
+    task: str
+    row: Row
+    lr: float
+    weight_decay: float
+    momentum: tuple[str, ...]
+    seed: int
+    steps: int
+    code: str = field(default="")
+
+    def compute(self) -> Record:
+        """Train."""
+        options = {**parsed(self.row.options), **parsed(self.momentum)}
+        return run_one(
+            TASKS[self.task],
+            lambda model: make_optimizer(self.row.optimizer, model, self.lr, self.weight_decay, options),
+            seed=self.seed,
+            steps=self.steps,
+        )
+
+
+def parsed(options: tuple[str, ...]) -> dict[str, Any]:
+    """Turn `key=value` into keyword arguments."""
+    found = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        try:
+            found[key] = literal_eval(value)
+        except (ValueError, SyntaxError) as error:
+            raise UserError(
+                f"options are written key=value, with a value such as 0.9, 'rms' or (0.9, 0.95): {option!r}"
+            ) from error
+    return found
+
+
+def written(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Turn keyword arguments into `key=value`."""
+    return tuple(f"{key}={value!r}".replace(" ", "") for key, value in sorted(options.items()))
+
+
+@lru_cache
+def code_version(optimizer: str) -> str:
+    """Return a fingerprint of the sources that our optimizers consist of, and nothing for others."""
+    if optimizer not in OURS:
+        return ""
+    root = Path(eigenstep.__file__).parent
+    sources = sorted(path for part in ("optim", "core") for path in (root / part).rglob("*.py"))
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:8]
+
+
+def read(path: Path) -> Results:
+    """Read all results of a file; one that is not there has none."""
+    results: Results = {}
+    lines = path.read_text().splitlines() if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            plain = json.loads(line)
+        except ValueError:
+            continue  # half a line of a process that was killed
+        try:
+            values = {f.name: plain[f.name] for f in fields(Run)}
+            values["row"] = Row(plain["row"]["optimizer"], tuple(plain["row"]["options"]))
+            values["momentum"] = tuple(plain["momentum"])
+            numbers = {f.name: math.inf if plain[f.name] is None else float(plain[f.name]) for f in fields(Record)}
+            results[Run(**values)] = Record(**numbers)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{path}, line {number} is not a result of this benchmark ({error!r}): delete it"
+            ) from error
+    return results
+
+
+def add(path: Path, run: Run, record: Record) -> None:
+    """Add one result to a file; infinity, unknown to JSON, becomes null."""
+    numbers = {key: value if math.isfinite(value) else None for key, value in asdict(record).items()}
+    line = json.dumps({**asdict(run), **numbers}, allow_nan=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # What comes before may be half a line, so a line also begins with a line break.
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, f"\n{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+def result(path: Path, run: Run) -> Record:
+    """Return the result of a run, computing it only if no process has."""
+    known = read(path).get(run)
+    if known is None:
+        known = run.compute()
+        add(path, run, known)
+    return known

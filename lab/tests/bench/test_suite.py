@@ -1,0 +1,250 @@
+"""The suite's searches, results on disk, optimizers and tables, on a task that takes no time."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from eigenstep_lab import cli
+from eigenstep_lab.bench import suite
+from eigenstep_lab.bench.suite import runs, search, tables
+from eigenstep_lab.bench.suite.catalog import FIRST, TASKS
+from eigenstep_lab.bench.suite.networks import Experts
+from eigenstep_lab.bench.suite.orthogonal_soap import OrthogonalSOAP, orthogonalize
+from eigenstep_lab.bench.suite.peers import EVERYWHERE, PEERS, SAMPLE, make_optimizer, split
+from eigenstep_lab.bench.suite.runs import Row
+from eigenstep_lab.bench.suite.search import Settings, Study
+from eigenstep_lab.bench.suite.task import Problem, Record, Task, run_one
+from eigenstep_lab.console import UserError
+
+GRID = (1e-3, 3e-3, 1e-2, 3e-2)
+
+
+def searched(
+    best_lr: float, momenta: int = 2, best_decay: float = 0.01, trials: int = 8
+) -> tuple[Settings, list[Settings]]:
+    """Search where the loss is least at one place, and return what was found and tried."""
+    tried = []
+
+    def loss(settings: Settings) -> float:
+        tried.append(settings)
+        wrong = (settings.weight_decay != best_decay) + (settings.momentum != (f"m={momenta - 1}",))
+        return abs(math.log(settings.lr / best_lr)) + 0.01 * wrong
+
+    found = search.search(loss, GRID, [(f"m={k}",) for k in range(momenta)], trials)
+    return found, tried
+
+
+@pytest.mark.parametrize("best_lr", [2e-4, 1e-3, 4e-3, 3e-2, 0.2])
+@pytest.mark.parametrize("momenta", [1, 2, 3])
+def test_all_searches_have_the_same_number_of_trials(best_lr: float, momenta: int) -> None:
+    _, tried = searched(best_lr, momenta)
+    assert len(tried) == len(set(tried)) == 8
+
+
+@pytest.mark.parametrize("best_lr", [3.2e-4, 9.5e-2])
+def test_grid_grows_beyond_its_edge(best_lr: float) -> None:
+    found, tried = searched(best_lr)
+    assert found.lr == pytest.approx(best_lr, rel=0.05)
+    assert len({settings.lr for settings in tried[4:6]} - set(GRID)) == 2
+
+
+def test_search_chooses_every_coordinate() -> None:
+    found, tried = searched(1e-2, best_decay=0.1)
+    assert found == Settings(1e-2, 0.1, ("m=1",))
+    # What is left goes to finer rates around the best.
+    assert sorted(settings.lr for settings in tried[-2:]) == pytest.approx([1e-2 / 10**0.25, 1e-2 * 10**0.25], rel=0.02)
+
+
+def test_diverged_trials_are_never_chosen() -> None:
+    found = search.search(lambda s: math.inf if s.lr > 2e-3 else 1 / s.lr, GRID, [()])
+    assert found.lr <= 2e-3
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Add a task of three weights to the suite; the list gets an entry for each run."""
+    made: list[int] = []
+
+    def build(seed: int) -> Problem:
+        made.append(seed)
+        model = nn.Linear(3, 1)
+        x = torch.randn(16, 3, generator=torch.Generator().manual_seed(seed))
+
+        def loss(generator: torch.Generator | None = None) -> Tensor:
+            return (model(x).squeeze(1) - x[:, 0]).square().mean() + 0.1
+
+        return Problem(model, loss, lambda: loss().item())
+
+    task = Task("a line", build, steps=6)
+    monkeypatch.setitem(TASKS, "line", task)  # type: ignore[arg-type]
+    monkeypatch.setitem(FIRST, "line", task)  # type: ignore[arg-type]
+    return made
+
+
+def test_runs_are_never_repeated(line: list[int], tmp_path: Path) -> None:
+    study = Study(tmp_path / "results.jsonl", seeds=2)
+    suite.make(study, "line", Row("adamw"), False)
+    assert len(line) == 8 + 2
+    suite.make(study, "line", Row("adamw"), False)
+    assert len(line) == 10
+    suite.make(Study(study.path, seeds=3), "line", Row("adamw"), False)
+    assert len(line) == 11
+    suite.make(study, "line", Row("spectral"), False)  # also at AdamW's rate, unless it is the same
+    assert len(line) in (11 + 10, 11 + 12)
+
+
+def test_half_a_line_does_no_harm(line: list[int], tmp_path: Path) -> None:
+    study = Study(tmp_path / "results.jsonl", seeds=1)
+    suite.make(study, "line", Row("adamw"), False)
+    whole = study.path.read_text()
+    study.path.write_text(whole[:-40])  # killed while the last result was written
+    assert len(runs.read(study.path)) == 8
+    suite.make(study, "line", Row("adamw"), False)
+    assert len(line) == 9 + 1
+    assert len(runs.read(study.path)) == 9
+
+
+def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"task": "vit"}\n')
+    with pytest.raises(UserError, match="line 1 is not a result"):
+        runs.read(path)
+
+
+def test_infinite_losses_survive_the_file(tmp_path: Path) -> None:
+    run = runs.Run("vit", Row("spectral", ("betas=(0.9,0.95)",)), 0.1, 0.0, ("a=1",), 3, 10, "code")
+    runs.add(tmp_path / "r.jsonl", run, Record(math.inf, math.inf, 1.0, 2.0))
+    assert runs.read(tmp_path / "r.jsonl") == {run: Record(math.inf, math.inf, 1.0, 2.0)}
+
+
+def test_runs_of_changed_code_are_made_anew(line: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study(tmp_path / "results.jsonl", seeds=1)
+    monkeypatch.setattr(search, "code_version", lambda name: "one" if name == "spectral" else "")
+    suite.make(study, "line", Row("spectral"), False)
+    before = len(line)
+    monkeypatch.setattr(search, "code_version", lambda name: "two" if name == "spectral" else "")
+    suite.make(study, "line", Row("spectral"), False)
+    assert len(line) == 2 * before
+    old = Study(study.path, seeds=1, code="one")
+    assert len(tables.summarize(old, [("line", Row("spectral"))], runs.read(study.path))) == 1
+
+
+def test_tables_compare_with_the_best_rival(line: list[int], tmp_path: Path) -> None:
+    study = Study(tmp_path / "results.jsonl", seeds=2)
+    rows = [Row("adamw"), Row("soap_orthogonal"), Row("spectral"), Row("spectral", ("interval=3",))]
+    for row in rows:
+        suite.make(study, "line", row, False)
+    lines = tables.summarize(study, [("line", row) for row in rows], runs.read(study.path))
+    found = {entry["row"]: entry for entry in lines}
+    rivals = min(found[name]["loss"] for name in ("adamw", "soap_orthogonal"))
+    assert found["spectral"]["ratio"] == found["spectral"]["loss"] / rivals
+    assert found["spectral"]["to_soap"] is None
+    assert found["spectral"]["at_adamw_ratio"] == found["spectral"]["at_adamw_lr"] / found["adamw"]["loss"]
+    assert found["spectral interval=3"]["half"] == "first"
+    assert len(tables.task_table("first", lines).rows) == 4
+    assert [cells[0] for cells in tables.rate_table(lines).rows] == ["line", "line"]
+    assert len(tables.summary_table(lines).rows) == 4
+
+
+def test_units_come_in_order() -> None:
+    units = suite.units_of(list(TASKS), None, [])
+    assert [row.optimizer for _, row in units[: len(TASKS) * 6 : len(TASKS)]] == list(EVERYWHERE)
+    assert {task for task, row in units if row.optimizer not in EVERYWHERE} == set(SAMPLE) <= set(FIRST)
+    assert {row.optimizer for _, row in units} == set(PEERS)
+    variants = suite.units_of(["vit"], None, [["betas=(0.9,0.95)", "start=1"]])
+    assert [row.name for _, row in variants] == ["spectral", "spectral betas=(0.9,0.95) start=1"]
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, out = tmp_path / "none.jsonl", tmp_path / "out.json"
+    assert cli.main(["bench", "suite", "--show", "--results", str(results), "--json", str(out)]) == 0
+    assert json.loads(out.read_text())["result"]["lines"] == []
+    assert cli.main(["bench", "suite", "--show", "--option", "betas", "--results", str(results)]) == 2
+    assert "key=value" in capsys.readouterr().err
+
+
+class Mixed(nn.Module):
+    """Every kind of parameter that the suite has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 8)
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.mixture = Experts(8, 6, 3)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self) -> Tensor:
+        x = self.mixture(self.embed.weight[None])
+        return self.head(x).square().mean() + self.conv(torch.ones(1, 1, 4, 4)).square().mean()
+
+
+@pytest.mark.parametrize("name", [name for name in PEERS if not name.endswith(("_1", "_10"))])
+def test_every_optimizer_learns_with_every_momentum(name: str) -> None:
+    pytest.importorskip("heavyball")
+    pytest.importorskip("pytorch_optimizer")
+
+    def build(seed: int) -> Problem:
+        model = Mixed()
+        return Problem(model, lambda generator: model(), lambda: model().item())
+
+    task = Task("mixed", build, steps=12)
+    start = run_one(task, lambda model: torch.optim.SGD(model.parameters(), lr=0.0)).loss
+    for momentum in PEERS[name].momenta:
+
+        def made(model: nn.Module, momentum: Any = momentum) -> torch.optim.Optimizer:
+            return make_optimizer(name, model, PEERS[name].lrs[-1], 0.01, momentum)
+
+        assert run_one(task, made).loss < 0.9 * start
+
+
+def test_matrices_are_views_of_the_parameters() -> None:
+    model = Mixed()
+    views, others = split([(n, p) for n, p in model.named_parameters()])
+    shapes = [tuple(view.shape) for _, view, _ in views]
+    assert shapes == [(4, 9), *[(6, 8)] * 3, *[(8, 6)] * 3, (3, 8)]
+    assert {tuple(p.shape) for p in others} == {(12, 8), (4,), (1, 8), (1,)}
+    optimizer = make_optimizer("muon", model, 0.1, 0.0, {})
+    before = model.mixture.experts_in.detach().clone()
+    model().backward()
+    assert model.mixture.experts_in.grad is not None
+    model.mixture.experts_in.grad[1] = 0.0
+    optimizer.step()
+    moved = (model.mixture.experts_in - before).flatten(1).norm(dim=1)
+    assert moved[1] == 0.0
+    assert moved[0] > 0.0 or moved[2] > 0.0
+
+
+def test_orthogonalization_and_its_scale() -> None:
+    torch.manual_seed(0)
+    for shape in ((5, 12), (12, 5)):
+        singular = torch.linalg.svdvals(orthogonalize(torch.randn(shape)))
+        assert singular.min() > 0.6
+        assert singular.max() < 1.3
+    matrix = nn.Parameter(torch.randn(6, 10))
+    optimizer = OrthogonalSOAP([matrix], lr=0.01)
+    for _ in range(4):
+        before = matrix.detach().clone()
+        matrix.grad = torch.randn(6, 10)
+        optimizer.step()
+    # The rows of the step have about norm 1: its root mean square is 0.2 · √10 · √(6 / 60) · lr.
+    assert (matrix.detach() - before).square().mean().sqrt() == pytest.approx(0.2 * 0.01, rel=0.25)
+
+
+def test_orthogonal_soap_is_adam_in_the_eigenbasis() -> None:
+    """With a diagonal gradient the bases are permutations, so Adam's step in them is Adam's step itself."""
+    torch.manual_seed(0)
+    matrix = nn.Parameter(torch.zeros(4, 4))
+    optimizer = OrthogonalSOAP([matrix], lr=1.0)
+    for scale in (1.0, 1.0, 1.0):
+        matrix.grad = scale * torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0]))
+        optimizer.step()
+    step = -matrix.detach() / (0.2 * 2 * 2)  # two steps of length 0.2 · √4
+    assert torch.allclose(step, torch.diag(step.diagonal()), atol=1e-5)
+    assert step.diagonal().min() > 0.6
