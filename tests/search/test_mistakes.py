@@ -19,6 +19,7 @@ from eigenstep.search import Search, SearchResult, minimize, minimize_batch
 from eigenstep.search.noise import Reevaluation
 from eigenstep.search.ranking import assign
 from eigenstep.search.search import FAILED_RESTARTS
+from eigenstep_lab.baselines.paper_nes import PaperNES
 
 from .problems import Array, sphere
 
@@ -226,7 +227,9 @@ def test_a_sigma_that_rounding_swallows_is_refused() -> None:
 
 def test_small_steps_on_a_slope_are_no_convergence() -> None:
     """Values differ by less than tolfun from the beginning, but the distribution grows: the search has to go on."""
-    result = minimize(lambda x: 1e-9 * sphere(x), np.ones(10), 1e-7, seed=0, method="nes", batched=True)
+    result = minimize(
+        lambda x: 1e-9 * sphere(x), np.ones(10), 1e-7, seed=0, method=PaperNES, population=20, batched=True
+    )
     assert result.reason == "diverged"
     assert not result.success
 
@@ -268,7 +271,9 @@ def test_tensors_with_gradients_can_be_told() -> None:
 
 
 @pytest.mark.parametrize("max_evals", [*range(1, 12), 29, 61])
-@pytest.mark.parametrize("options", [{}, {"noisy": True}, {"method": "nes"}, {"restarts": "ipop"}, {"batched": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"noisy": True}, {"method": PaperNES}, {"restarts": "ipop"}, {"batched": True}]
+)
 def test_the_allowed_evaluations_are_used_and_never_exceeded(max_evals: int, options: dict[str, Any]) -> None:
     calls = 0
 

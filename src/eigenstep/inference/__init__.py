@@ -5,12 +5,10 @@ from .ensemble import ensemble_inversion
 from .estimates import elbo
 from .fit import fit_gaussian, laplace
 from .gaussian import Gaussian
-from .hmc import Chains, sample_posterior
 from .kalman import State, kalman_filter
 from .models import Supervised, classifier, linear_regression, logistic_regression
 
 __all__ = [
-    "Chains",
     "FitResult",
     "Gaussian",
     "Iterate",
@@ -24,5 +22,4 @@ __all__ = [
     "laplace",
     "linear_regression",
     "logistic_regression",
-    "sample_posterior",
 ]

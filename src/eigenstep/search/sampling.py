@@ -7,11 +7,6 @@ import numpy as np
 from ..core.numpy_twin import Array
 
 
-def independent(rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int) -> Array:
-    """Return independent samples, shape ``(*batch, population, d)``."""
-    return rng.standard_normal((*batch, population, d))
-
-
 def mirrored_orthogonal(rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int) -> Array:
     """Return samples ``z`` and ``-z`` whose directions are orthogonal, as far as ``d`` of them can be.
 

@@ -66,11 +66,11 @@ class Search:
             sigma0: how far from ``x0`` to look at first, the standard deviation; one number, or one for each
                 coordinate. A third of the distance to where the minimum might be is a good choice.
             method: "spectral" learns all correlations, with d^2 numbers. "separable" learns the scale of each
-                coordinate with a few times d numbers: for thousands of coordinates. "nes" is the paper's strategy.
-                Or a function of your own, ``method(mean, sigma)``, that returns a
-                :class:`~eigenstep.search.methods.Distribution`; or a class with such a constructor named ``start``.
-            population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number, and twice
-                as many for "nes". Larger ones search more globally.
+                coordinate with a few times d numbers: for thousands of coordinates. Or a function of
+                your own, ``method(mean, sigma)``, that returns a :class:`~eigenstep.search.methods.Distribution`; or a
+                class with such a constructor named ``start``.
+            population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number.
+                Larger ones search more globally.
             bounds: ``(lower, upper)``, numbers or vectors or ``None``, or one such pair for each coordinate.
             integers: indices of coordinates that must be integers.
             restarts: what to do at a local minimum: stop (``None``); start again with twice the population ("ipop"); or
@@ -116,7 +116,7 @@ class Search:
         self.max_evals, self._max_iter = 10_000 * d if max_evals is None else max_evals, max_iter
         self._max_seconds, self._max_restarts, self.target = max_seconds, max_restarts, target
         self._tolfun, self._tolx = tolfun, tolx
-        self._present = Start(usual_population(d, method) if population is None else population)
+        self._present = Start(usual_population(d) if population is None else population)
         self._restarts = find_schedule(restarts)
         self.noise = Reevaluation() if noisy else None
 
