@@ -38,13 +38,7 @@ def check_function(value: object, name: str) -> None:
 
 
 def choose(value: str | Choice, table: Mapping[str, Choice], name: str) -> Choice:
-    """Return what a choice, given by its name in ``table`` or as a function, stands for.
-
-    Args:
-        value: a name, or a function of the user's own.
-        table: the functions that have names.
-        name: what the argument is called, for error messages.
-    """
+    """Return what a choice, given by its name in ``table`` or as a function, stands for."""
     if isinstance(value, str) and value in table:
         return table[value]
     if isinstance(value, str) or not callable(value):

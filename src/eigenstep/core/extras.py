@@ -11,12 +11,7 @@ class MissingPackage(ImportError):
 
 
 def require(module: str, install: str) -> Any:
-    """Import an optional package, or say what to install.
-
-    Args:
-        module: name to import.
-        install: what brings it, as ``pip install`` knows it, such as ``eigenstep[plots]``.
-    """
+    """Import an optional package, or say what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -148,11 +148,6 @@ def nearest_kronecker(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str]
     them. Contracting a positive-definite matrix with positive-definite factors gives a positive-definite
     factor again, so every iterate is one. For two full factors this is the power iteration for the leading
     singular vectors of the rearranged matrix, which solve the problem.
-
-    Args:
-        matrix: symmetric positive definite, shape ``(*batch, N, N)`` with ``N`` the product of ``sizes``.
-        sizes: size of each factor.
-        kinds: "full", "diagonal" or "identity" for each factor; the last stands for multiples of the identity.
     """
     batch, count = matrix.shape[:-2], len(sizes)
     tensor = matrix.reshape(*batch, *sizes, *sizes)

@@ -41,14 +41,7 @@ def saturate(x: Tensor) -> Tensor:
 
 
 def contract(x: Tensor, matrix: Tensor, axis: int, event_ndim: int) -> Tensor:
-    """Contract axis ``axis`` (negative) of ``x`` with the first axis of ``matrix``.
-
-    Args:
-        x: tensor of shape ``(*lead, *batch, *event)``.
-        matrix: one matrix per batch element, shape ``(*batch, n, k)``.
-        axis: which of the event axes, counted from the end, so ``-event_ndim <= axis <= -1``.
-        event_ndim: number of event axes of ``x``.
-    """
+    """Contract axis ``axis`` (negative) of ``x`` with the first axis of ``matrix``."""
     spread = matrix.reshape(*matrix.shape[:-2], *[1] * (event_ndim - 1), *matrix.shape[-2:])
     dtype = torch.promote_types(x.dtype, matrix.dtype)
     compute = torch.float32 if dtype in HALF and x.device.type == "cpu" else dtype

@@ -50,11 +50,7 @@ def bounded(average: Array) -> Array:
 
 
 def cayley(generator: Array) -> Array:
-    """Return ``(I + N)(I - N)^-1 = 2 (I - N)^-1 - I``, orthogonal for skew-symmetric ``N``.
-
-    Args:
-        generator: ``N``, shape ``(*batch, d, d)``; entries are cut at :data:`LARGEST_ENTRY`, as in torch.
-    """
+    """Return ``(I + N)(I - N)^-1 = 2 (I - N)^-1 - I``, orthogonal for skew-symmetric ``N``."""
     shifted = np.minimum(np.maximum(-generator, -LARGEST_ENTRY), LARGEST_ENTRY)
     diagonal(shifted)[...] += 1
     inverse: Array = np.linalg.inv(shifted)

@@ -13,12 +13,7 @@ Show = Callable[[int, str], None]
 
 @contextmanager
 def bar(total: int, wanted: bool) -> Iterator[Show]:
-    """Show a progress bar, or a silent one unless it is wanted.
-
-    Args:
-        total: how much there is to do.
-        wanted: whether to show it, which needs the package ``rich``.
-    """
+    """Show a progress bar, or a silent one unless it is wanted."""
     if not wanted:
         yield lambda done, text: None
         return

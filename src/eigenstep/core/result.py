@@ -31,17 +31,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a search is over: the part of a :class:`Result` of that name.
+    """Why a search is over: the part of a :class:`Result` of that name."""
 
-    Attributes:
-        reason: one word.
-        message: a sentence.
-        success: whether it found what it was asked for.
-    """
-
-    reason: str
-    message: str
-    success: bool = False
+    reason: str  # one word
+    message: str  # a sentence
+    success: bool = False  # whether it found what it was asked for
 
 
 RUNNING = Ending("running", "still running")

@@ -39,19 +39,13 @@ Rate = float | Tensor
 
 
 class Learned(NamedTuple):
-    """What one step changed in one factor.
+    """What one step changed in one factor."""
 
-    Attributes:
-        eigs: the new eigenvalues, shape ``(*batch, n)``.
-        turn: orthogonal ``Q`` by which the basis turns, ``B <- B Q``; ``None`` where only eigenvalues were learned.
-        residual: the average ``A`` in the turned basis, shape ``(*batch, n, n)``, if the factor keeps one.
-        speed: norm of the last generator ``N``, shape ``(*batch,)``: how fast the basis turns.
-    """
-
-    eigs: Tensor
+    eigs: Tensor  # the new eigenvalues, shape (*batch, n)
+    # orthogonal Q by which the basis turns, B <- B Q; None where only eigenvalues were learned
     turn: Tensor | None = None
-    residual: Tensor | None = None
-    speed: Tensor | None = None
+    residual: Tensor | None = None  # the average A in the turned basis, shape (*batch, n, n), if the factor keeps one
+    speed: Tensor | None = None  # norm of the last generator N, shape (*batch,): how fast the basis turns
 
 
 def blend(past: Tensor, newest: Rate, rate: Rate, decay: float) -> Tensor:

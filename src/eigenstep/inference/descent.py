@@ -94,19 +94,13 @@ class FitResult(Result):
 
 @dataclass(frozen=True)
 class Problem:
-    """What to fit a Gaussian to.
+    """What to fit a Gaussian to."""
 
-    Attributes:
-        look: estimates gradient and curvature at a Gaussian.
-        bound: returns the evidence lower bound of a Gaussian and its standard error.
-        counts: what has been computed so far.
-        points: how many points a lot has; 0 if nothing is random.
-    """
-
-    look: Estimator
+    look: Estimator  # estimates gradient and curvature at a Gaussian
+    # returns the evidence lower bound of a Gaussian and its standard error
     bound: Callable[[Gaussian], tuple[float, float]]
-    counts: Target
-    points: int
+    counts: Target  # what has been computed so far
+    points: int  # how many points a lot has; 0 if nothing is random
 
 
 def descend(
@@ -121,19 +115,7 @@ def descend(
     callback: Callable[[FitResult], object] | None,
     progress: bool,
 ) -> FitResult:
-    """Take steps from ``q`` until the expected gap is at most ``tol``.
-
-    Args:
-        problem: what to fit to.
-        q: where to start.
-        max_points: the most points of a step.
-        lr: the step size, ``None`` for the automatic one; with a step size of the user, each step takes one lot.
-        tol: the gap in nats at which to stop.
-        max_iter: the number of steps at which to stop.
-        exact: kind of the average.
-        callback: called with the result so far.
-        progress: whether to show a bar.
-    """
+    """Take steps from ``q`` until the expected gap is at most ``tol``."""
     _check_options(lr, tol, max_iter, callback)
     descent = Descent(problem, q, lr, exact)
     with bar(max_iter, progress) as show:
@@ -265,14 +247,7 @@ def half_square(direction: Tensor) -> float:
 
 
 def step(q: Gaussian, found: Estimate, lr: float, exact: bool = True) -> Gaussian:
-    """Return the Gaussian after one natural gradient step.
-
-    Args:
-        q: the Gaussian before.
-        found: gradient and curvature there.
-        lr: the paper's beta.
-        exact: whether precision matrices are averaged exactly or to first order.
-    """
+    """Return the Gaussian after one natural gradient step."""
     means, precisions = {}, {}
     for name, S in q.precisions.items():
         new = average(S, found.curvatures[name], lr=lr, damping=found.damping, exact=exact)

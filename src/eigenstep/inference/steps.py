@@ -130,11 +130,6 @@ def longest_step(low: float, high: float, exact: bool) -> float:
 
     An exact step is free where the curvature has no negative eigenvalue, and leaves :data:`KEEP` of ``S`` elsewhere. A
     first-order step may change the logarithms of the eigenvalues by one.
-
-    Args:
-        low: smallest eigenvalue of ``S^-1/2 H S^-1/2``.
-        high: the largest.
-        exact: which kind of step.
     """
     if exact:
         return 1.0 if low > 0 else (1 - KEEP) / (1 - low)

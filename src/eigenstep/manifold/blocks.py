@@ -54,32 +54,17 @@ class Matrix:
     Coordinates are with respect to the frame, ``F e^X F^T``: along a geodesic, ``F e^(X/2)``, they are those of
     parallel transport. The spectral form ``F = B D^1/2 O^T`` is computed, by a singular value decomposition, when
     somebody asks for it, which a function of dense matrices does not.
-
-    Attributes:
-        frame: ``F``, shape ``(*batch, n, n)``.
-        weight: length of a unit step: the other factors of a Kronecker product repeat it.
-        unit: whether the determinant stays one.
-        retraction: how the factor follows a step.
-        known: the spectral form, if it is known already.
     """
 
-    frame: Tensor
-    weight: float
-    unit: bool
-    retraction: Retraction
-    known: tuple[Full, Tensor] | None = None
+    frame: Tensor  # F, shape (*batch, n, n)
+    weight: float  # length of a unit step: the other factors of a Kronecker product repeat it
+    unit: bool  # whether the determinant stays one
+    retraction: Retraction  # how the factor follows a step
+    known: tuple[Full, Tensor] | None = None  # the spectral form, if it is known already
 
     @classmethod
     def of(cls, factor: Full, orientation: Tensor, weight: float, unit: bool, retraction: Retraction) -> Matrix:
-        """Return the block of a matrix in spectral form.
-
-        Args:
-            factor: ``B Diag(d) B^T``.
-            orientation: orthogonal ``O`` that takes coordinates ``X`` in the eigenbasis to ``O X O^T``, in the frame.
-            weight: see above.
-            unit: see above.
-            retraction: see above.
-        """
+        """Return the block of a matrix in spectral form."""
         frame = factor.basis * factor.eigs.sqrt()[..., None, :] @ orientation.mT
         return cls(frame, weight, unit, retraction, (factor, orientation))
 
@@ -165,17 +150,11 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Positive:
-    """Positive numbers: a diagonal factor, or the scale of a Kronecker product.
+    """Positive numbers: a diagonal factor, or the scale of a Kronecker product."""
 
-    Attributes:
-        factor: the diagonal matrix of the numbers.
-        weight: length of a unit step in their logarithms.
-        unit: whether the product of the numbers stays one.
-    """
-
-    factor: Diagonal
-    weight: float
-    unit: bool
+    factor: Diagonal  # the diagonal matrix of the numbers
+    weight: float  # length of a unit step in their logarithms
+    unit: bool  # whether the product of the numbers stays one
 
     def leaf(self) -> Tensor:
         """Return zeros."""

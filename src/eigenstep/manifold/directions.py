@@ -83,11 +83,7 @@ class LBFGS:
     window = 1
 
     def __init__(self, memory: int = 10) -> None:
-        """Start without any memory.
-
-        Args:
-            memory: how many steps to remember.
-        """
+        """Start without any memory."""
         self._pairs: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=memory)
         self._metric = Metric()
 

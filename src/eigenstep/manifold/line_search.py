@@ -31,17 +31,11 @@ PATIENCE_FLAT = 5
 
 
 class Visit(NamedTuple):
-    """A point on the way.
+    """A point on the way."""
 
-    Attributes:
-        evaluation: the objective there.
-        gradient: its gradient, a flat vector.
-        last: whether the descent ends here, because this is a minimum.
-    """
-
-    evaluation: Evaluation
-    gradient: Tensor
-    last: bool = False
+    evaluation: Evaluation  # the objective there
+    gradient: Tensor  # its gradient, a flat vector
+    last: bool = False  # whether the descent ends here, because this is a minimum
 
 
 Descent = Generator[Visit, None, Ending]
@@ -57,15 +51,7 @@ class LineSearch:
     def __init__(
         self, objective: Objective, start: Evaluation, rule: Callable[[], Direction], max_step: float, gtol: float
     ) -> None:
-        """Begin at a point.
-
-        Args:
-            objective: the function.
-            start: where to begin.
-            rule: makes a fresh rule, at the start and whenever the old one has led into a dead end.
-            max_step: largest change of the logarithm of an eigenvalue in one step.
-            gtol: a gradient of this length is short, and to fall by this much is too little to go on for.
-        """
+        """Begin at a point."""
         self.objective, self.rule, self.max_step, self.gtol = objective, rule, max_step, gtol
         self.current, self.gradient = start, objective.gradient(start)
         self.direction = rule()
@@ -175,16 +161,7 @@ def fixed_steps(
     max_step: float,
     gtol: float,
 ) -> Descent:
-    """Go down the gradient with fixed step sizes and momentum.
-
-    Args:
-        objective: the function, which may differ from call to call.
-        start: where to begin.
-        lr: the paper's beta-2 in each iteration.
-        momentum: which part of the previous velocity to keep.
-        max_step: largest change of the logarithm of an eigenvalue in one step.
-        gtol: end where the gradient is at most this long.
-    """
+    """Go down the gradient with fixed step sizes and momentum."""
     current, gradient = start, objective.gradient(start)
     velocity = torch.zeros_like(gradient)
     iteration = 0

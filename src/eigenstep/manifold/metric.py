@@ -43,11 +43,6 @@ class Metric:
         A Hessian ``h`` explains ``change = h step`` up to a constant if the inequality of Cauchy and Schwarz,
         ``(step . change)^2 <= (step . h step)(change . change / h)``, is an equality. The ratio of its sides is the
         misfit.
-
-        Args:
-            point: where the step led.
-            step: flat coordinates of the step, with a positive ``step . change``.
-            change: change of the gradient along it.
         """
         curvature = step.dot(change).item()
         lengths = change.dot(change).item()

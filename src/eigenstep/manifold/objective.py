@@ -32,12 +32,7 @@ class Objective:
     """A user's function, evaluated at points, with counts of how often."""
 
     def __init__(self, fun: Callable[..., Tensor], factored: bool) -> None:
-        """Wrap a function.
-
-        Args:
-            fun: ``fun(S, *x)``.
-            factored: whether it takes the factored matrix instead of a dense tensor.
-        """
+        """Wrap a function."""
         self.fun, self.factored = fun, factored
         self.nfev = self.ngrad = 0
 

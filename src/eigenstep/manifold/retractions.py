@@ -35,11 +35,7 @@ def geodesic(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
 
 
 def stretch(tangent: Tensor) -> Tensor:
-    """Return ``e^(X/2)``, by a diagonal Pade approximant (exact to rounding) of ``X / 2^k``, squared ``k`` times.
-
-    Args:
-        tangent: symmetric ``X``, shape ``(*batch, n, n)``.
-    """
+    """Return ``e^(X/2)``, by a diagonal Pade approximant (exact to rounding) of ``X / 2^k``, squared ``k`` times."""
     size = torch.linalg.matrix_norm(tangent).amax().item()
     squarings = max(0, math.frexp(size)[1]) if math.isfinite(size) else 0  # so that ||X / 2^(k+1)|| < 1/2
     x = tangent / 2 ** (squarings + 1)

@@ -12,17 +12,11 @@ from ..core.numpy_twin import Array
 
 @dataclass(frozen=True)
 class Asked:
-    """One generation.
+    """One generation."""
 
-    Attributes:
-        x: its points, as the user got them, shape ``(K, d)``.
-        z: what the distribution made them of; NaN for points that it did not make.
-        plan: which of them each evaluation is of, if some are evaluated more than once.
-    """
-
-    x: Array
-    z: Array
-    plan: NDArray[np.int64] | None
+    x: Array  # its points, as the user got them, shape (K, d)
+    z: Array  # what the distribution made them of; NaN for points that it did not make
+    plan: NDArray[np.int64] | None  # which of them each evaluation is of, if some are evaluated more than once
 
     @property
     def points(self) -> Array:

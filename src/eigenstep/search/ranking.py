@@ -16,13 +16,6 @@ def assign(values: Array, *tables: Array) -> tuple[Array, ...]:
     """Give each sample its weight from each of several tables.
 
     Samples with equal values share the mean of their weights: on a plateau, where all are equal, nothing is selected.
-
-    Args:
-        values: shape ``(*batch, K)``, without NaN.
-        *tables: weights by rank, best first, shape ``(K,)``.
-
-    Returns:
-        For each table the weights of the samples, shape ``(*batch, K)``.
     """
     order = values.argsort(-1)
     ordered = np.take_along_axis(values, order, -1)

@@ -12,12 +12,6 @@ def mirrored_orthogonal(rng: np.random.Generator, batch: tuple[int, ...], popula
 
     Each sample alone is standard normal: its direction is uniform, and it keeps the length that it was drawn with.
     An odd population has one sample without a mirror image.
-
-    Args:
-        rng: source of randomness.
-        batch: leading shape, one search each.
-        population: number of samples of each search.
-        d: dimension.
     """
     half = (population + 1) // 2
     z = rng.standard_normal((*batch, half, d))

@@ -14,17 +14,11 @@ from .methods import Distribution
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a search ended.
+    """Why a search ended."""
 
-    Attributes:
-        message: one sentence.
-        success: whether it found what it was looking for.
-        local: whether a restart could help.
-    """
-
-    message: str
-    success: bool
-    local: bool
+    message: str  # one sentence
+    success: bool  # whether it found what it was looking for
+    local: bool  # whether a restart could help
 
 
 REASONS: Mapping[str, Reason] = {
@@ -64,25 +58,15 @@ def known_reason(reason: str) -> str:
 
 @dataclass
 class Progress:
-    """What one run (from one start to its end) remembers to see that it is over.
+    """What one run (from one start to its end) remembers to see that it is over."""
 
-    Attributes:
-        start_axis: longest axis at the start.
-        tolfun: see :class:`~eigenstep.search.Search`.
-        tolx: see :class:`~eigenstep.search.Search`.
-        best: least value of each generation.
-        median: median value of each generation.
-        spread: range of the last generation's values.
-        flat: how many generations in a row had equal values.
-    """
-
-    start_axis: float
-    tolfun: float
-    tolx: float
-    best: list[float] = field(default_factory=list)
-    median: list[float] = field(default_factory=list)
-    spread: float = math.inf
-    flat: int = 0
+    start_axis: float  # longest axis at the start
+    tolfun: float  # see :class:`~eigenstep.search.Search`
+    tolx: float  # see :class:`~eigenstep.search.Search`
+    best: list[float] = field(default_factory=list)  # least value of each generation
+    median: list[float] = field(default_factory=list)  # median value of each generation
+    spread: float = math.inf  # range of the last generation's values
+    flat: int = 0  # how many generations in a row had equal values
 
     def add(self, values: Array) -> None:
         """Take note of one generation's values, failures being ``inf``."""
@@ -96,13 +80,7 @@ class Progress:
         self.flat = self.flat + 1 if low == ordered[min(math.ceil(count / 4), count - 1)] and math.isfinite(low) else 0
 
     def reason(self, distribution: Distribution, population: int, scale: Array) -> str | None:
-        """Return the name of the reason to end this run, if there is one.
-
-        Args:
-            distribution: as it is after the last update.
-            population: samples in each generation.
-            scale: of the coordinates.
-        """
+        """Return the name of the reason to end this run, if there is one."""
         d, generations = len(scale), len(self.best)
         if generations % CHECK_INTERVAL:
             return None
