@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from sklearn.datasets import load_wine
-from torch.func import vmap
-from torch.nn.functional import one_hot
+from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy, one_hot
 
-from eigenstep.inference import classifier, fit_gaussian, laplace
+from eigenstep.inference import Supervised, fit_gaussian, laplace
 
 
 def main() -> None:
@@ -19,7 +19,15 @@ def main() -> None:
     train, test = order[:90], order[90:]
 
     net = torch.nn.Sequential(torch.nn.Linear(13, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
-    model, start = classifier(net, inputs[train], targets[train])
+    start = {name: parameter.detach() for name, parameter in net.named_parameters()}
+    model = Supervised(
+        lambda weights, x: functional_call(net, weights, x),
+        cross_entropy,
+        inputs[train],
+        targets[train],
+        prior_precision=1.0,
+        outputs=3,
+    )
     mode = laplace(model, start, curvature="gauss-newton", max_iter=50)
     fit = fit_gaussian(model, mode.mean, "kronecker", curvature="gauss-newton", tol=0.1, max_iter=100, progress=True)
     print(fit.message)

@@ -13,14 +13,12 @@ from eigenstep.inference import (
     Gaussian,
     State,
     Supervised,
-    classifier,
     elbo,
     ensemble_inversion,
     fit_gaussian,
     kalman_filter,
-    linear_regression,
-    logistic_regression,
 )
+from eigenstep_lab.problems.regressions import classifier, linear_regression, logistic_regression
 
 DOUBLE = torch.float64
 X = torch.ones(4, 2, dtype=DOUBLE)

@@ -9,7 +9,8 @@ from torch.distributions import Bernoulli, Categorical, Normal
 from torch.func import hessian
 
 from eigenstep import OuterProducts
-from eigenstep.inference import Supervised, classifier, linear_regression, logistic_regression
+from eigenstep.inference import Supervised
+from eigenstep_lab.problems.regressions import classifier, linear_regression, logistic_regression
 
 from .problems import small_logistic
 

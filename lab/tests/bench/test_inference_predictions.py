@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eigenstep.inference import logistic_regression
 from eigenstep_lab.bench.inference_predictions import calibration_error, class_probabilities, log_predictive, predictive
+from eigenstep_lab.problems.regressions import logistic_regression
 from inference.problems import small_logistic
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -105,9 +105,6 @@ def project_identity(S: SPD) -> tuple[Tensor, ...]:
     """Return ``w`` of each factor, shape ``(*batch,)``, with which ``W = w I`` for the curvature ``H = I``.
 
     For Kronecker factors this is the paper's adaptive damping, ``Lambda / (alpha k)`` with ``lambda = 1``.
-
-    Args:
-        S: the matrix that learns.
     """
     inverses = [factor.eigs.reciprocal().mean(-1) for factor in factors_of(S)]
     one = 1 / scale_of(S)

@@ -93,5 +93,4 @@ ROTATIONS: Mapping[str, Rotation] = {
     "pairwise": partial(bounded, pairwise=True),
     "normalized": normalized,
     "moore_penrose": moore_penrose,
-}
-"""Rotations by name."""
+}  # Rotations by name

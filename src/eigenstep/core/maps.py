@@ -32,9 +32,6 @@ def cayley(generator: Tensor) -> Tensor:
 
     Entries are cut at ``1 / sqrt(eps)``, where a pair of axes turns by half a turn up to ``sqrt(eps)``: beyond it,
     rounding in the solve would spoil the orthogonality.
-
-    Args:
-        generator: skew-symmetric ``N``, shape ``(*batch, n, n)``.
     """
     n = generator.to(accumulation_dtype(generator.dtype))
     limit = torch.finfo(n.dtype).eps ** -0.5
@@ -44,11 +41,7 @@ def cayley(generator: Tensor) -> Tensor:
 
 
 def inverse_cayley(orthogonal: Tensor) -> Tensor:
-    """Return the skew-symmetric ``N = (Q + I)^-1 (Q - I)`` with ``Cayley(N) = Q``.
-
-    Args:
-        orthogonal: ``Q`` without eigenvalue -1, shape ``(*batch, n, n)``.
-    """
+    """Return the skew-symmetric ``N = (Q + I)^-1 (Q - I)`` with ``Cayley(N) = Q``."""
     q = orthogonal.to(accumulation_dtype(orthogonal.dtype))
     return torch.linalg.solve(_plus_identity(q), -_plus_identity(-q)).to(orthogonal.dtype)
 
@@ -84,10 +77,6 @@ def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
     """Return the Cayley map to second order, ``I + 2 N + 2 N^2``: one product.
 
     It misses orthogonality by ``4 ||N||^4``, which a Newton-Schulz step on the turned basis makes good.
-
-    Args:
-        generator: skew-symmetric ``N``, shape ``(*batch, n, n)``.
-        cap: shorten generators so that ``||N^2||_F^(1/2)``, a bound on the spectral norm, is at most this.
     """
     square = matmul(generator, generator)
     shrink = shrink_factor(square, cap)
@@ -101,10 +90,6 @@ def exp(eigs: Tensor, target: Tensor) -> Tensor:
 
     Results that the number format cannot hold are cut at its limits, so that one huge curvature matrix leaves
     finite, positive eigenvalues behind, with which one can still calculate.
-
-    Args:
-        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
-        target: ``n``, where the linear update would put them, of either sign, same shape.
     """
     root = ((target - eigs) / eigs / 2).exp()  # squared only beside d, lest the factor overflow where the result fits
     return (eigs * root * root).clamp(torch.finfo(eigs.dtype).tiny, largest(eigs.dtype))
@@ -114,10 +99,6 @@ def truncated_exp(eigs: Tensor, target: Tensor) -> Tensor:
     """Return ``n``, the first-order truncation of :func:`exp`, for ``n >= 0``.
 
     What vanishes against ``d`` is set to ``eps^2 d``, so that eigenvalues stay positive and can be inverted.
-
-    Args:
-        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
-        target: ``n``, where the linear update would put them, same shape.
     """
     limits = torch.finfo(eigs.dtype)
     return torch.maximum(target, limits.eps**2 * eigs).clamp(limits.tiny, limits.max * limits.eps)
@@ -127,9 +108,6 @@ def reorthonormalize(basis: Tensor) -> Tensor:
     """Pull an almost orthogonal basis back with one Newton-Schulz step, ``1.5 B - 0.5 B B^T B``.
 
     The defect ``||B^T B - I||`` is squared, up to the rounding of the basis' own number format.
-
-    Args:
-        basis: ``B``, shape ``(*batch, n, n)``; half precision is handled in float32.
     """
     b = basis.float() if basis.dtype in HALF else basis
     return (1.5 * b - 0.5 * b @ (b.mT @ b)).to(basis.dtype)
@@ -146,7 +124,6 @@ ORTHOGONAL: Mapping[str, Orthogonal] = {
     "cayley": cayley,
     "truncated_cayley": truncated_cayley,
     "quadratic": quadratic,
-}
-"""Maps to orthogonal matrices by name."""
+}  # Maps to orthogonal matrices by name
 POSITIVE: Mapping[str, Positive] = {"exp": exp, "truncated_exp": truncated_exp}
 """Maps to positive eigenvalues by name."""

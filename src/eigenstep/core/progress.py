@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 from .extras import require
 
-Show = Callable[[int, str], None]
-"""To be told how much is done, and what to write beside the bar."""
+Show = Callable[[int, str], None]  # To be told how much is done, and what to write beside the bar
 
 
 @contextmanager

@@ -38,5 +38,4 @@ class Ending:
     success: bool = False  # whether it found what it was asked for
 
 
-RUNNING = Ending("running", "still running")
-"""What callbacks see."""
+RUNNING = Ending("running", "still running")  # What callbacks see

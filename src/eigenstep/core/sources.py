@@ -60,11 +60,7 @@ def hessian(loss: Callable[[Tensor], Tensor], parameters: Tensor) -> Dense:
 
 @torch.no_grad()
 def gauss_newton(
-    predict: Predict,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    parameters: Tensor,
-    inputs: Tensor,
-    targets: Tensor,
+    predict: Predict, loss: Callable[[Tensor, Tensor], Tensor], parameters: Tensor, inputs: Tensor, targets: Tensor
 ) -> OuterProducts:
     """Return ``1/K sum_k J_k^T L_k J_k`` with the Jacobian of the model and the Hessian ``L_k`` of a convex loss.
 
@@ -92,11 +88,7 @@ def gauss_newton(
 
 @torch.no_grad()
 def sampled_fisher(
-    predict: Predict,
-    distribution: Callable[[Tensor], Distribution],
-    parameters: Tensor,
-    inputs: Tensor,
-    draws: int = 1,
+    predict: Predict, distribution: Callable[[Tensor], Distribution], parameters: Tensor, inputs: Tensor, draws: int = 1
 ) -> OuterProducts:
     """Return a Monte Carlo estimate of the Fisher matrix, with labels drawn from the model's own predictions.
 

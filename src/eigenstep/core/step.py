@@ -115,15 +115,7 @@ def learn(
 
 
 def normalize(factors: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Scale vectors of eigenvalues to the product one.
-
-    Args:
-        factors: the eigenvalues of each Kronecker factor, shape ``(*batch, n)``.
-
-    Returns:
-        The scaled eigenvalues, and for each factor the logarithm of what it was divided by, shape ``(L, *batch)``. Of
-        these logarithms, the paper adds the mean to ``log alpha``.
-    """
+    """Scale vectors of eigenvalues to the product one."""
     centered, means = [], []
     for eigs in factors:
         logs = eigs.log()

@@ -6,7 +6,7 @@ from .estimates import elbo
 from .fit import fit_gaussian, laplace
 from .gaussian import Gaussian
 from .kalman import State, kalman_filter
-from .models import Supervised, classifier, linear_regression, logistic_regression
+from .models import Supervised
 
 __all__ = [
     "FitResult",
@@ -14,12 +14,9 @@ __all__ = [
     "Iterate",
     "State",
     "Supervised",
-    "classifier",
     "elbo",
     "ensemble_inversion",
     "fit_gaussian",
     "kalman_filter",
     "laplace",
-    "linear_regression",
-    "logistic_regression",
 ]

@@ -30,12 +30,9 @@ from .target import NotFinite, Target
 
 Estimator = Callable[[Gaussian, int], Estimate]
 """Estimates gradient and curvature at a Gaussian from this many lots of points."""
-SHORTEST = 1e-10
-"""A search for the step size gives up below this."""
-SAFETY = 2.0
-"""Where a posterior is not Gaussian, up to this many times more is left to gain than where it is."""
-ROUNDING = 1e-6
-"""Without random points, a gap in nats that is no larger and no longer falls is put down to rounding."""
+SHORTEST = 1e-10  # A search for the step size gives up below this
+SAFETY = 2.0  # Where a posterior is not Gaussian, up to this many times more is left to gain than where it is
+ROUNDING = 1e-6  # Without random points, a gap in nats that is no larger and no longer falls is put down to rounding
 
 
 class Iterate(NamedTuple):
@@ -96,7 +93,7 @@ class FitResult(Result):
 class Problem:
     """What to fit a Gaussian to."""
 
-    look: Estimator  # estimates gradient and curvature at a Gaussian
+    look: Estimator
     # returns the evidence lower bound of a Gaussian and its standard error
     bound: Callable[[Gaussian], tuple[float, float]]
     counts: Target  # what has been computed so far
@@ -115,8 +112,13 @@ def descend(
     callback: Callable[[FitResult], object] | None,
     progress: bool,
 ) -> FitResult:
-    """Take steps from ``q`` until the expected gap is at most ``tol``."""
-    _check_options(lr, tol, max_iter, callback)
+    """Take steps from ``q`` until the expected gap is at most ``tol``; with ``lr``, each takes one lot of points."""
+    if lr is not None and not callable(lr):
+        check_number(lr, "lr", 0.0, 1.0)
+    check_number(tol, "tol", 0.0)
+    check_size(max_iter, "max_iter")
+    if callback is not None:
+        check_function(callback, "callback")
     descent = Descent(problem, q, lr, exact)
     with bar(max_iter, progress) as show:
         while True:
@@ -137,7 +139,7 @@ class Descent:
     """The present Gaussian, what is known there, and the rules for step size and number of points."""
 
     def __init__(self, problem: Problem, q: Gaussian, lr: float | Callable[[int], float] | None, exact: bool) -> None:
-        """Look at the start; the arguments are those of :func:`descend`."""
+        """Look at the start."""
         self.problem, self.q, self.lr, self.exact = problem, q, lr, exact
         self.halves, self.lots = 2 if lr is None and problem.points else 1, 1
         try:
@@ -158,11 +160,9 @@ class Descent:
         """Take down how much signal and noise there is, and choose the size of the step."""
         self.found, before = combine(self.parts), self.direction
         self.direction, longest = natural_gradient(self.q, self.found, self.exact)
-        gain = half_square(self.direction)
+        gain, noise = half_square(self.direction), 0.0
         if not math.isfinite(gain):
-            reason = "the curvature is too large for the number format"
-            return Ending("nonfinite", f"the natural gradient is not finite: {reason}")
-        noise = 0.0
+            return Ending("nonfinite", "the natural gradient, or its curvature, is too large for the number format")
         if self.halves == 2:
             noise = half_square(natural_gradient(self.q, self.parts[0], self.exact)[0] - self.direction)
         self.noisy = gain < 2 * noise  # The gain is that of signal and noise together.
@@ -173,9 +173,8 @@ class Descent:
         points, counts = self.problem.points, self.problem.counts
         # Chance may hide a gap once, but hardly ever twice in a row.
         gap = SAFETY * max(self.left[-2:]) if points else gain
-        total = points * self.halves * self.lots
-        seen = -self.found.value, self.found.error, gap, self.beta, total, counts.ngrad, counts.nfev
-        self.history.append(Iterate(*seen))
+        seen = -self.found.value, self.found.error, gap, self.beta, points * self.halves * self.lots
+        self.history.append(Iterate(*seen, counts.ngrad, counts.nfev))
         return None
 
     def judge(self, tol: float, max_iter: int, max_points: int) -> Ending | None:
@@ -188,8 +187,9 @@ class Descent:
         if len(self.history) > max_iter:
             return Ending("max_iter", f"max_iter={max_iter} steps are done, the expected gap is {gap:.3g} nats")
         if self.noisy and 2 * points > max_points:
-            excuse = f"more than {max_points} points are not allowed"
-            return Ending("noise", f"the gap of {gap:.3g} nats is mostly noise, and {excuse}")
+            return Ending(
+                "noise", f"the gap of {gap:.3g} nats is mostly noise, and more than {max_points} points are not allowed"
+            )
         return None
 
     def advance(self) -> Ending | None:
@@ -273,12 +273,3 @@ def _acceptable(before: Estimate, after: Estimate) -> bool:
     """Tell whether the objective fell, or rose by no more than what noise and rounding explain."""
     rounding = 1e-12 * (1 + abs(before.objective))
     return after.objective - before.objective <= 2 * math.hypot(before.error, after.error) + rounding
-
-
-def _check_options(lr: object, tol: float, max_iter: int, callback: object) -> None:
-    if lr is not None and not callable(lr):
-        check_number(lr, "lr", 0.0, 1.0)
-    check_number(tol, "tol", 0.0)
-    check_size(max_iter, "max_iter")
-    if callback is not None:
-        check_function(callback, "callback")

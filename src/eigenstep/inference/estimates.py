@@ -234,8 +234,7 @@ SOURCES: dict[str, Callable[[Cloud], Found]] = {
     "gradient-outer-product": _gradient_outer_product,
     "reparametrization": _reparametrization,
     "reinforce": _reinforce,
-}
-"""The curvature estimates by name."""
+}  # The curvature estimates by name
 
 
 def _plus_precision(curvature: OuterProducts) -> OuterProducts:

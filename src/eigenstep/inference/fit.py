@@ -24,10 +24,8 @@ from .target import Target
 
 POINTS = {"reparametrization": 2, "gradient-outer-product": 8, "reinforce": 32}
 """Points for each parameter, by default, where curvature comes from differences between points."""
-AT_ONCE = 64
-"""Points that are evaluated together, or ``samples`` if that is more."""
-LEAST = {"reparametrization": 2, "reinforce": 4}
-"""The fewest points that curvature can be estimated from."""
+AT_ONCE = 64  # Points that are evaluated together, or samples if that is more
+LEAST = {"reparametrization": 2, "reinforce": 4}  # The fewest points that curvature can be estimated from
 
 
 def fit_gaussian(

@@ -18,11 +18,9 @@ from ..core.curvature import factors_of
 from ..core.kronecker import Kronecker
 from ..core.matrices import SPD, Diagonal, Full
 
-Parameters = Tensor | dict[str, Tensor]
-"""What a model depends on: one tensor, or named ones."""
+Parameters = Tensor | dict[str, Tensor]  # What a model depends on: one tensor, or named ones
 Blocks = dict[str, Tensor]
-ONLY = ""
-"""Name of the only block where parameters are one tensor."""
+ONLY = ""  # Name of the only block where parameters are one tensor
 STRUCTURES = ("full", "diagonal", "kronecker")
 
 
@@ -108,12 +106,7 @@ class Gaussian:
         return torch.stack(parts).sum(0)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Parameters:
-        """Draw parameters, stacked along a new first axis.
-
-        Args:
-            count: how many.
-            generator: source of randomness; torch's global one by default.
-        """
+        """Draw parameters, stacked along a new first axis."""
         check_size(count, "count")
         return unwrap(self.points(self.deviations(count, generator)))
 

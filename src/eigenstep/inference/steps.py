@@ -24,8 +24,7 @@ from ..core.step import update
 Structure = TypeVar("Structure", bound=SPD)
 SWEEPS = (4, 16, 64)
 """Turns of an exact step: few are enough close to the end, 64 for a matrix of condition 1e12 in an unknown basis."""
-KEEP = 0.25
-"""Where curvature is negative, an exact step leaves at least this fraction of ``S`` in every direction."""
+KEEP = 0.25  # Where curvature is negative, an exact step leaves at least this fraction of S in every direction
 
 
 class NotPositiveDefinite(ArithmeticError):
@@ -33,13 +32,7 @@ class NotPositiveDefinite(ArithmeticError):
 
 
 def average(
-    S: Structure,
-    curvature: Curvature,
-    *,
-    lr: float,
-    decay: float = 1.0,
-    damping: float = 0.0,
-    exact: bool = True,
+    S: Structure, curvature: Curvature, *, lr: float, decay: float = 1.0, damping: float = 0.0, exact: bool = True
 ) -> Structure:
     """Return ``(1 - lr decay) S + lr (H + damping I)`` in spectral form.
 

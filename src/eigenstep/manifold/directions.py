@@ -110,5 +110,4 @@ METHODS: dict[str, Callable[[], Direction]] = {
     "lbfgs": LBFGS,
     "barzilai-borwein": BarzilaiBorwein,
     "gradient": Gradient,
-}
-"""Rules by name."""
+}  # Rules by name

@@ -22,12 +22,9 @@ from .objective import Evaluation, Objective
 from .point import Point
 from .prospect import Prospect, look_ahead
 
-ARMIJO = 1e-4
-"""A step must win at least this part of the decrease that the gradient promises."""
-PATIENCE = 30
-"""How many steps in a row may bring no better value than rounding could."""
-PATIENCE_FLAT = 5
-"""How many steps along directions without positive curvature may bring no more than was asked for."""
+ARMIJO = 1e-4  # A step must win at least this part of the decrease that the gradient promises
+PATIENCE = 30  # How many steps in a row may bring no better value than rounding could
+PATIENCE_FLAT = 5  # How many steps along directions without positive curvature may bring no more than was asked for
 
 
 class Visit(NamedTuple):
@@ -154,12 +151,7 @@ def _dead_end(norm: float, gtol: float, ahead: Prospect) -> Ending:
 
 
 def fixed_steps(
-    objective: Objective,
-    start: Evaluation,
-    lr: Callable[[int], float],
-    momentum: float,
-    max_step: float,
-    gtol: float,
+    objective: Objective, start: Evaluation, lr: Callable[[int], float], momentum: float, max_step: float, gtol: float
 ) -> Descent:
     """Go down the gradient with fixed step sizes and momentum."""
     current, gradient = start, objective.gradient(start)

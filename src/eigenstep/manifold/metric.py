@@ -22,8 +22,7 @@ from .point import Point
 
 FAMILY = torch.tensor([(a, c) for a in (0.0, -0.5, 0.5, -1.0, 1.0) for c in (0.0, 1.0)])
 """Pairs of exponents ``(a, c)`` to choose from."""
-FORGET = 0.8
-"""How much of what was learned remains after another step."""
+FORGET = 0.8  # How much of what was learned remains after another step
 GOOD = 0.1
 """While the affine-invariant metric fits at least this well, no other is looked for: that would take an eigenbasis."""
 

@@ -20,17 +20,11 @@ from ..core.matrices import Full
 from ..core.numerics import largest, symmetrize
 from ..core.step import learn
 
-Retraction = Callable[[Full, Tensor], tuple[Full, Tensor]]
-"""``retraction(S, X) -> (new S, U)``."""
+Retraction = Callable[[Full, Tensor], tuple[Full, Tensor]]  # retraction(S, X) -> (new S, U)
 
 
 def geodesic(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
-    """Follow the geodesic ``F e^X F^T`` of the affine-invariant metric exactly, by a singular value decomposition.
-
-    Args:
-        S: the current matrix, shape ``(*batch, n, n)``.
-        tangent: symmetric ``X``, same shape.
-    """
+    """Follow the geodesic ``F e^X F^T`` of the affine-invariant metric exactly, by a singular value decomposition."""
     return decompose(check_frame(S.basis * S.eigs.sqrt()[..., None, :] @ stretch(tangent)))
 
 
@@ -72,10 +66,6 @@ def spectral(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
     The basis turns by Jacobi angles, and the new eigenvalues are read off in the new basis: where all are equal,
     turning alone would change nothing. A step that may change logarithms by more than one is taken in several parts.
     It agrees with :func:`geodesic` to first order.
-
-    Args:
-        S: the current matrix, shape ``(*batch, n, n)``.
-        tangent: symmetric ``X``, same shape.
     """
     square = tangent @ tangent
     longest = torch.linalg.matrix_norm(square @ square).amax().item() ** 0.25  # at least the spectral norm of X
@@ -87,18 +77,13 @@ def spectral(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
     return new, transport if parts == 1 else _transport_between(S, new)
 
 
-LONGEST = 100
-"""Into how many parts a step is cut at most."""
+LONGEST = 100  # Into how many parts a step is cut at most
 
 
 def paper(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
     """Take the paper's step to the letter: Cayley map for the basis, exponential map for the eigenvalues.
 
     Nearly equal eigenvalues do not turn (Moore-Penrose inverse).
-
-    Args:
-        S: the current matrix, shape ``(*batch, n, n)``.
-        tangent: symmetric ``X``, same shape.
     """
     return _learn(S, tangent, moore_penrose, rayleigh=False)
 
@@ -113,8 +98,7 @@ def _learn(S: Full, tangent: Tensor, rotation: Rotation, rayleigh: bool) -> tupl
     return new, _transport_between(S, new)
 
 
-RETRACTIONS: dict[str, Retraction] = {"geodesic": geodesic, "spectral": spectral, "paper": paper}
-"""Retractions by name."""
+RETRACTIONS: dict[str, Retraction] = {"geodesic": geodesic, "spectral": spectral, "paper": paper}  # Retractions by name
 
 
 def checked_retraction(retraction: Retraction, S: Full, tangent: Tensor) -> tuple[Full, Tensor]:

@@ -80,12 +80,7 @@ class TangentView(SPD):
         return total if self.log_scale is None else total + size * self.log_scale
 
     def matmul(self, x: Tensor, power: float = 1.0) -> Tensor:
-        """Return ``S^power x`` for any real power.
-
-        Args:
-            x: events, shape ``(*lead, *batch, *sizes)``.
-            power: the exponent.
-        """
+        """Return ``S^power x`` for any real power."""
         self.check_event(x)
         return self.unrotate(self._grow(self.rotate(x), power)).to(x.dtype)
 
@@ -98,13 +93,7 @@ class TangentView(SPD):
     def sample(
         self, lead: Sequence[int] = (), *, power: float = -1.0, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Draw zero-mean Gaussian events with covariance ``S^power``, differentiable with respect to ``S``.
-
-        Args:
-            lead: leading shape of the result, ``(*lead, *batch, *sizes)``.
-            power: -1 treats ``S`` as the inverse covariance, 1 as the covariance.
-            generator: source of randomness; torch's global one by default.
-        """
+        """Draw zero-mean Gaussian events with covariance ``S^power``, differentiable with respect to ``S``."""
         like = self.base.spectrum
         noise = torch.randn((*lead, *like.shape), generator=generator, dtype=like.dtype, device=like.device)
         return self.matmul(noise, power / 2)

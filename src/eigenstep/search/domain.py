@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from ..core.numpy_twin import Array
 from .inputs import Form
 
-MARGIN = 0.1
-"""Largest margin of a bound, as a part of the distance between the bounds."""
+MARGIN = 0.1  # Largest margin of a bound, as a part of the distance between the bounds
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,9 @@ from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
 
-LIMIT = 200
-"""When there are this many records, every second one is forgotten and half as many are made from then on."""
-SHOWN = 64
-"""Of longer vectors, this many evenly spaced entries are recorded."""
-LARGEST_ARRAY = 1_000_000
-"""Bytes of the largest array that a file may hold, several times LIMIT * SHOWN numbers."""
+LIMIT = 200  # When there are this many records, every second one is forgotten and half as many are made from then on
+SHOWN = 64  # Of longer vectors, this many evenly spaced entries are recorded
+LARGEST_ARRAY = 1_000_000  # Bytes of the largest array that a file may hold, several times LIMIT * SHOWN numbers
 
 
 @dataclass

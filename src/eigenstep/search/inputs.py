@@ -12,10 +12,8 @@ import numpy as np
 from ..core.arguments import check_number, check_size
 from ..core.numpy_twin import Array
 
-Point = Any
-"""A numpy array or a torch tensor, as the user's start is."""
-LARGEST = 1e150
-"""Larger starts and step sizes, or step sizes below one over this, could overflow somewhere."""
+Point = Any  # A numpy array or a torch tensor, as the user's start is
+LARGEST = 1e150  # Larger starts and step sizes, or step sizes below one over this, could overflow somewhere
 
 
 class Form:

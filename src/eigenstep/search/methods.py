@@ -53,8 +53,7 @@ class Distribution(Protocol):
         """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the other way."""
 
 
-Begin = Callable[[Array, float], Distribution]
-"""``begin(mean, sigma)`` returns the distribution that a run starts with."""
+Begin = Callable[[Array, float], Distribution]  # begin(mean, sigma) returns the distribution that a run starts with
 
 
 def even(population: int) -> int:

@@ -10,12 +10,9 @@ import numpy as np
 
 from ..core.numpy_twin import Array
 
-COVARIANCE_SPEED = 2.0
-"""Learning rates of the covariance, as multiples of CMA-ES's."""
-DAMPING = 0.5
-"""Damping of the step size, as a multiple of CMA-ES's."""
-REPULSION = 0.3
-"""How much of the weights of bad samples pushes the mean away from them; CMA-ES has 0."""
+COVARIANCE_SPEED = 2.0  # Learning rates of the covariance, as multiples of CMA-ES's
+DAMPING = 0.5  # Damping of the step size, as a multiple of CMA-ES's
+REPULSION = 0.3  # How much of the weights of bad samples pushes the mean away from them; CMA-ES has 0
 
 TURN_INTERVAL = 20
 """The basis turns every d divided by this generations: a turn costs d^3, and little changes in one generation."""

@@ -30,12 +30,9 @@ from .sampling import mirrored_orthogonal
 
 MAX_LOG_EIGS = 18.0
 """Eigenvalues stay within ``exp`` of plus and minus this around their geometric mean: a condition number of 4e15."""
-MAX_CHANGE = 2.0
-"""Largest change of the logarithm of an eigenvalue in one turn."""
-SIGMA_RANGE = (1e-150, 1e150)
-"""Step sizes beyond this would overflow somewhere."""
-REPAIR_INTERVAL = 100
-"""Turns between two steps that remove what rounding has cost the basis of its orthogonality."""
+MAX_CHANGE = 2.0  # Largest change of the logarithm of an eigenvalue in one turn
+SIGMA_RANGE = (1e-150, 1e150)  # Step sizes beyond this would overflow somewhere
+REPAIR_INTERVAL = 100  # Turns between two steps that remove what rounding has cost the basis of its orthogonality
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,11 @@ REASONS: Mapping[str, Reason] = {
     "max_seconds": Reason("the allowed time is over", success=False, local=False),
     "interrupted": Reason("interrupted from the keyboard", success=False, local=False),
     "callback": Reason("the callback asked to stop", success=True, local=False),
-}
-"""All reasons by name, which is what ``Search.stop()`` returns."""
+}  # All reasons by name, which is what Search.stop() returns
 
 MAX_CONDITION = 1e14
 MAX_GROWTH = 1e4
-CHECK_INTERVAL = 10
-"""Generations between two looks at what takes time to compute."""
+CHECK_INTERVAL = 10  # Generations between two looks at what takes time to compute
 
 
 def known_reason(reason: str) -> str:
