@@ -17,7 +17,7 @@ import torch
 
 from eigenstep.search import Search, SearchResult, minimize, minimize_batch
 from eigenstep.search.noise import Reevaluation
-from eigenstep.search.ranking import assign
+from eigenstep.search.sampling import assign
 from eigenstep.search.search import FAILED_RESTARTS
 from eigenstep_lab.baselines.paper_nes import PaperNES
 

@@ -1,8 +1,10 @@
-"""Optional packages: imported when needed, and asked for in a sentence when missing."""
+"""Optional packages: imported when needed, and asked for in a sentence when missing; a progress bar is one."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -19,3 +21,18 @@ def require(module: str, install: str) -> Any:
             f"this needs the package {module!r}, which cannot be imported ({error}). "
             f"Install it with: pip install '{install}'"
         ) from error
+
+
+Show = Callable[[int, str], None]  # To be told how much is done, and what to write beside the bar
+
+
+@contextmanager
+def bar(total: int, wanted: bool) -> Iterator[Show]:
+    """Show a progress bar, or a silent one unless it is wanted."""
+    if not wanted:
+        yield lambda done, text: None
+        return
+    Progress = require("rich.progress", "rich").Progress
+    with Progress() as display:
+        task = display.add_task("starting", total=total)
+        yield lambda done, text: display.update(task, completed=done, description=text)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_function, check_number, check_size
+from ..core.extras import bar
 from ..core.matrices import SPD
-from ..core.progress import bar
 from ..core.result import RUNNING, Ending, Result
 from .estimates import Estimate, combine
 from .gaussian import Gaussian, Parameters
@@ -105,12 +105,12 @@ def descend(
     q: Gaussian,
     *,
     max_points: int,
-    lr: float | Callable[[int], float] | None,
-    tol: float,
     max_iter: int,
-    exact: bool,
-    callback: Callable[[FitResult], object] | None,
-    progress: bool,
+    lr: float | Callable[[int], float] | None = None,
+    tol: float = 1e-3,
+    exact: bool = True,
+    callback: Callable[[FitResult], object] | None = None,
+    progress: bool = False,
 ) -> FitResult:
     """Take steps from ``q`` until the expected gap is at most ``tol``; with ``lr``, each takes one lot of points."""
     if lr is not None and not callable(lr):

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..core.checks import check_beside, check_finite, check_function, check_number, check_size, choose, describe
+from ..core.extras import bar
 from ..core.matrices import SPD
-from ..core.progress import bar
 from ..core.result import RUNNING, Ending, Result
 from .blocks import Euclidean
 from .directions import METHODS, Direction

@@ -13,7 +13,7 @@ from ..core.arguments import check_function, check_number
 from ..core.numpy_twin import Array
 from .inputs import Form, Point, check_options, check_population, check_start, to_numpy
 from .methods import usual_population
-from .ranking import sanitize
+from .sampling import sanitize
 from .spectral import SpectralGaussian
 from .stopping import MAX_CONDITION
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.arguments import check_function
-from ..core.progress import bar
+from ..core.extras import bar
 from ..core.result import Result
 from .evaluation import Evaluator
 from .inputs import Point

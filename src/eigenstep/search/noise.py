@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
-from .ranking import sanitize
+from .sampling import sanitize
 
 TOLERANCE = 0.2  # Rank changes below this quantile of random ones are put up with
 GROWTH, DECAY = 1.5, 0.9  # How the number of evaluations changes where there is too much noise, and where there is not

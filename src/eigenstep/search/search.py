@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from ..core.numpy_twin import Array
-from .asked import Asked
 from .domain import Domain
 from .history import History
 from .inputs import Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
 from .methods import Distribution, find_method, usual_population
 from .noise import Reevaluation
-from .ranking import sanitize
 from .restarts import Schedule, Start, find_schedule
-from .saving import restore, save
+from .sampling import sanitize
+from .saving import Asked, restore, save
 from .stopping import Progress, known_reason
 
 LONGEST_INJECTION = 2.0

@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array, bounded, cayley, diagonal, rayleigh_quotients, reorthonormalize, transpose
-from .ranking import assign
 from .rates import Rates, rates
-from .sampling import mirrored_orthogonal
+from .sampling import assign, mirrored_orthogonal
 
 MAX_LOG_EIGS = 18.0
 """Eigenvalues stay within ``exp`` of plus and minus this around their geometric mean: a condition number of 4e15."""
