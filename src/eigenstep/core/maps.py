@@ -49,13 +49,10 @@ def inverse_cayley(orthogonal: Tensor) -> Tensor:
 def truncated_cayley(generator: Tensor, cap: float | None = 0.6) -> Tensor:
     """Return the Cayley map with its Neumann series cut, ``(I + N)^2 (I + N^2)(I + N^4)``.
 
-    With ``Y = N^2`` this is ``(I + Y)(I + Y^2)(I + Y + 2N)``: four products here, and a fifth with the basis.
-    It misses orthogonality by ``2 ||N||^8``, hence the cap.
-
-    Args:
-        generator: skew-symmetric ``N``, shape ``(*batch, n, n)``.
-        cap: shorten generators so that ``||N^2||_F^(1/2)``, a bound on the spectral norm, is at most this.
-            ``None`` leaves them as they are, as the paper does after normalizing; the series needs a norm below one.
+    With ``Y = N^2`` this is ``(I + Y)(I + Y^2)(I + Y + 2N)``: four products here, and a fifth with the basis. It misses
+    orthogonality by ``2 ||N||^8``, so generators are shortened until ``||N^2||_F^(1/2)``, a bound on the spectral norm,
+    is at most the cap; ``None`` leaves them as they are, as the paper does after normalizing: below one, the series
+    converges.
     """
     n = generator
     y = matmul(n, n)

@@ -19,9 +19,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Multiply matrices in their common dtype, accumulating half precision in float32 on every device.
 
-    Accelerators do so by themselves. Many CPUs have no half-precision multiply: there, torch's own product
-    is a hundred times slower than float32 or even ends the process, so it is done in float32 and rounded,
-    which gives the same numbers.
+    Accelerators do so by themselves; many CPUs are a hundred times slower in half precision than in float32, or crash.
     """
     dtype = torch.promote_types(a.dtype, b.dtype)
     if dtype in HALF and a.device.type == "cpu":

@@ -24,21 +24,13 @@ Predict = Callable[[Tensor, Tensor], Tensor]
 
 
 def gradient_outer_product(gradient: Tensor) -> OuterProducts:
-    """Return ``g g^T``, the curvature of Adam, Shampoo and their kin.
-
-    Args:
-        gradient: ``g``, shape ``(*batch, *sizes)``: a vector, or a layer's matrix gradient ``G`` for a Kronecker ``S``.
-    """
+    """Return ``g g^T``, the curvature of Adam, Shampoo and their kin, of a gradient of shape ``(*batch, *sizes)``."""
     check_finite(gradient, "gradient")
     return OuterProducts(gradient[None])
 
 
 def per_example_gradients(gradients: Tensor) -> OuterProducts:
-    """Return ``1/K sum_k g_k g_k^T``, the empirical Fisher matrix.
-
-    Args:
-        gradients: one gradient per example, shape ``(K, *batch, *sizes)``.
-    """
+    """Return ``1/K sum_k g_k g_k^T``, the empirical Fisher matrix, of gradients of shape ``(K, *batch, *sizes)``."""
     check_nonempty(gradients, "gradients")
     check_finite(gradients, "gradients")
     return _mean(gradients)
@@ -46,11 +38,9 @@ def per_example_gradients(gradients: Tensor) -> OuterProducts:
 
 @torch.no_grad()
 def hessian(loss: Callable[[Tensor], Tensor], parameters: Tensor) -> Dense:
-    """Return the Hessian of a scalar function, which may be indefinite.
+    """Return the Hessian, maybe indefinite, of a scalar function that ``torch.func`` can differentiate twice.
 
-    Args:
-        loss: a function that ``torch.func`` can differentiate twice.
-        parameters: where to evaluate it, any shape; flattened in row-major order.
+    It is that at ``parameters``, a tensor of any shape, which is flattened in row-major order.
     """
     check_finite(parameters, "parameters")
     size = parameters.numel()
@@ -166,11 +156,7 @@ def reparametrization(S: SPD, deviations: Tensor, gradients: Tensor) -> OuterPro
 def spd_gradient(S: SPD, gradient: Tensor) -> Dense:
     """Return ``-2 S (dl/dS) S``, the curvature that minimizes a function over positive-definite matrices.
 
-    Use it with ``decay=0``; then the update is Riemannian gradient descent.
-
-    Args:
-        S: the current matrix.
-        gradient: ``dl/dS``, symmetric, shape ``(*batch, N, N)``.
+    Use it with ``decay=0``; then the update is Riemannian gradient descent. The gradient ``dl/dS`` is symmetric.
     """
     check_symmetric(gradient, "gradient")
     dense = S.dense()

@@ -47,15 +47,10 @@ def estimate(
     samples: int,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    """Estimate value, gradient and curvature of the variational objective at ``q``.
+    """Estimate value, gradient and curvature of the variational objective at ``q``, from an even number of points.
 
-    Args:
-        target: the function.
-        q: where.
-        source: a name in :data:`SOURCES`, or a function of the parameters that returns their curvature (for several
-            blocks, a dictionary).
-        samples: number of points, even; 0 takes the mean alone.
-        generator: source of randomness.
+    The source is a name in :data:`SOURCES`, or a function of the parameters that returns their curvature (for several
+    blocks, a dictionary). No samples at all take the mean alone.
     """
     find = choose(source, SOURCES, "curvature")
     find = find if isinstance(source, str) else partial(_from_user, source)

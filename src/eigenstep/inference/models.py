@@ -75,11 +75,7 @@ class Supervised:
         return 0.5 * (constant * sum(tensor.numel() for tensor in tensors) - self.prior_precision * square)
 
     def gauss_newton(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
-        """Return the Gauss-Newton matrix of the negative log-likelihood, the prior left out, for each block.
-
-        Args:
-            points: parameters along a first axis; the result is the mean over them.
-        """
+        """Return the Gauss-Newton matrix of the likelihood, of each block, as a mean over points along a first axis."""
         blocks = as_blocks(points, "points")
         count, examples = len(next(iter(blocks.values()))), len(self.inputs)
         pairs = torch.arange(count * examples, dtype=self.inputs.dtype, device=self.inputs.device)[:, None]
@@ -97,11 +93,7 @@ class Supervised:
         return _like(points, {name: curvature(name) for name in blocks})
 
     def empirical_fisher(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
-        """Return the sum over examples of ``g_i g_i^T``, for each block: a biased stand-in for the Hessian.
-
-        Args:
-            points: parameters along a first axis; the result is the mean over them.
-        """
+        """Return the sum over examples of ``g_i g_i^T``, of each block, as a mean over points: biased."""
 
         def loss(parameters: Any, x: Tensor, y: Tensor) -> Tensor:
             return self.loss(self.predict(parameters, x), y)

@@ -47,9 +47,8 @@ def stretch(tangent: Tensor) -> Tensor:
 def decompose(frame: Tensor) -> tuple[Full, Tensor]:
     """Return ``B Diag(d) B^T = F F^T`` and the orthogonal ``O`` for which ``F = B D^1/2 O^T``.
 
-    The singular values of ``F`` are the square roots of the eigenvalues, which keeps twice as many digits of the small
-    ones as an eigendecomposition of the matrix itself would. Those that it cannot tell from zero count as the least
-    that it can.
+    The singular values of ``F``, roots of the eigenvalues, keep twice as many digits of the small ones as an
+    eigendecomposition would. Those that it cannot tell from zero count as the least that it can.
     """
     basis, roots, orientation = torch.linalg.svd(frame)
     roots = roots.clamp_min(torch.finfo(roots.dtype).eps * roots[..., :1])

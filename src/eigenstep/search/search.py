@@ -172,11 +172,7 @@ class Search:
     # Ask, tell, stop.
 
     def inject(self, points: Point) -> None:
-        """Propose points of your own, which the next :meth:`ask` will return among its points.
-
-        Args:
-            points: one point, or several as rows.
-        """
+        """Propose a point of your own, or several as rows, which the next :meth:`ask` will return among its points."""
         rows = np.atleast_2d(to_numpy(points)).copy()
         self._check_points(rows)
         self._injected.extend(rows)
