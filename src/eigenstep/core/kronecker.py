@@ -99,16 +99,15 @@ class Kronecker(SPD):
 
     def rotate(self, x: Tensor) -> Tensor:
         """Return ``(B1 x ... x BL)^T x``."""
-        for axis, factor in enumerate(self.factors, start=-len(self.factors)):
-            if isinstance(factor, Full):
-                x = contract(x, factor.basis, axis, len(self.factors))
-        return x
+        return self._turn(x, {at: f.basis for at, f in enumerate(self.factors) if isinstance(f, Full)})
 
     def unrotate(self, x: Tensor) -> Tensor:
         """Return ``(B1 x ... x BL) x``."""
-        for axis, factor in enumerate(self.factors, start=-len(self.factors)):
-            if isinstance(factor, Full):
-                x = contract(x, factor.basis.mT, axis, len(self.factors))
+        return self._turn(x, {at: f.basis.mT for at, f in enumerate(self.factors) if isinstance(f, Full)})
+
+    def _turn(self, x: Tensor, bases: dict[int, Tensor]) -> Tensor:
+        for at, basis in bases.items():
+            x = contract(x, basis, at - len(self.factors), len(self.factors))
         return x
 
     def logdet(self) -> Tensor:

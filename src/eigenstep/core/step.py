@@ -16,10 +16,10 @@ the scale going to ``alpha``. The optimizer's kernel projects its stacks of grad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -173,16 +173,9 @@ def update(
         check_linear(bool(curvature.semidefinite), lr, basis_lr, decay, rayleigh)
     check_size(sweeps, "sweeps")
     check_damping(damping, scale_of(S))
-    one_step = partial(
-        learn,
-        rate=lr,
-        basis_rate=basis_lr,
-        decay=decay,
-        rotation=rotation,
-        orthogonal=orthogonal,
-        positive=positive,
-        rayleigh=rayleigh,
-        sweeps=sweeps,
+    how: Any = {"rate": lr, "basis_rate": basis_lr, "decay": decay, "rayleigh": rayleigh, "sweeps": sweeps}
+    one_step: Callable[..., Learned] = partial(
+        learn, rotation=rotation, orthogonal=orthogonal, positive=positive, **how
     )
     factors: list[Full | Diagonal] = []
     for factor, W, identity in zip(factors_of(S), projected, project_identity(S), strict=True):
@@ -203,12 +196,6 @@ def update(
 
 def _with_unit_determinants(S: Kronecker, factors: list[Full | Diagonal]) -> Kronecker:
     """Scale the factors back to determinant one; the mean of their logarithms goes to the scale."""
-    eigs, log_means = normalize([factor.eigs for factor in factors])
-    scale = (S.scale.log() + log_means.mean(0)).exp()
+    scale = (S.scale.log() + torch.stack([factor.eigs.log().mean(-1) for factor in factors]).mean(0)).exp()
     scale = scale.clamp(torch.finfo(scale.dtype).tiny, largest(scale.dtype))
-    scaled: list[Full | Diagonal] = []
-    for factor, values, log_mean in zip(factors, eigs, log_means, strict=True):
-        if isinstance(factor, Full) and factor.residual is not None:
-            factor = replace(factor, residual=saturate(factor.residual * (-log_mean).exp()[..., None, None]))
-        scaled.append(replace(factor, eigs=values))
-    return Kronecker(scale, tuple(scaled))
+    return Kronecker(scale, tuple(factor.with_unit_determinant() for factor in factors))

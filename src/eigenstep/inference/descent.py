@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -199,7 +199,7 @@ class Descent:
         try:
             new = step(self.q, self.found, self.beta, self.exact)
             there = self._look_at(new)
-            if self.lr is None and not _acceptable(self.found, combine(there)):
+            if self.lr is None and _is_worse(combine(there), self.found):
                 trouble = "the objective rises"
                 # What is known here may have been good luck.
                 there, new = self._look_at(self.q) if self.problem.points else self.parts, self.q
@@ -215,17 +215,10 @@ class Descent:
 
     def result(self, ending: Ending, bound: tuple[float, float]) -> FitResult:
         """Return what came out so far, given the evidence lower bound and its standard error."""
-        return FitResult(
-            **vars(ending),
-            nit=max(len(self.history) - 1, 0),
-            nfev=self.problem.counts.nfev,
-            ngrad=self.problem.counts.ngrad,
-            history=self.history,
-            posterior=self.q,
-            elbo=bound[0],
-            elbo_error=bound[1],
-            log_evidence=bound[0] if self.problem.points else -self.found.value,
-        )
+        counts: Any = {"nfev": self.problem.counts.nfev, "ngrad": self.problem.counts.ngrad, "history": self.history}
+        evidence = bound[0] if self.problem.points else -self.found.value
+        found: Any = {"posterior": self.q, "elbo": bound[0], "elbo_error": bound[1], "log_evidence": evidence}
+        return FitResult(**vars(ending), nit=max(len(self.history) - 1, 0), **counts, **found)
 
     def _look_at(self, at: Gaussian) -> list[Estimate]:
         return [self.problem.look(at, self.lots) for _ in range(self.halves)]
@@ -269,7 +262,7 @@ def natural_gradient(q: Gaussian, found: Estimate, exact: bool = True) -> tuple[
     return torch.cat(parts), longest
 
 
-def _acceptable(before: Estimate, after: Estimate) -> bool:
-    """Tell whether the objective fell, or rose by no more than what noise and rounding explain."""
+def _is_worse(after: Estimate, before: Estimate) -> bool:
+    """Tell whether the objective rose by more than what noise and rounding explain."""
     rounding = 1e-12 * (1 + abs(before.objective))
-    return after.objective - before.objective <= 2 * math.hypot(before.error, after.error) + rounding
+    return not after.objective - before.objective <= 2 * math.hypot(before.error, after.error) + rounding

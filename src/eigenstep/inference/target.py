@@ -54,12 +54,13 @@ class Target:
         """Return ``l`` and its gradients at points along the first axis."""
         gradients, values = self._map(grad_and_value(self.loss), points)
         self.ngrad += len(values)
-        if not check:
-            return values.detach(), {name: g.detach() for name, g in gradients.items()}
-        _finite(values, "log_joint")
-        return values.detach(), {
-            name: _finite(g.detach(), "the gradient of log_joint") for name, g in gradients.items()
-        }
+        if check:
+            for tensor, what in (
+                (values, "log_joint"),
+                *((g, "the gradient of log_joint") for g in gradients.values()),
+            ):
+                _finite(tensor, what)
+        return values.detach(), {name: g.detach() for name, g in gradients.items()}
 
     def mean_hessian(self, points: Blocks, name: str) -> Dense:
         """Return the mean Hessian of ``l`` with respect to one block."""

@@ -141,13 +141,10 @@ def _armijo(
 
 def _dead_end(norm: float, gtol: float, ahead: Prospect) -> Ending:
     if norm <= gtol:
-        message = f"the gradient norm {norm:.3g} is at most gtol, but it is not known how far the minimum is: {ahead}"
-        return Ending("flat", message)
-    return Ending(
-        "stuck",
-        f"no step along the gradient, of norm {norm:.3g}, decreases the objective: is it differentiable, finite near "
-        "this point, and exact enough?",
-    )
+        why = f"at most gtol, but it is not known how far the minimum is: {ahead}"
+        return Ending("flat", f"the gradient norm {norm:.3g} is {why}")
+    why = "is it differentiable, finite near this point, and exact enough?"
+    return Ending("stuck", f"no step along the gradient, of norm {norm:.3g}, decreases the objective: {why}")
 
 
 def fixed_steps(

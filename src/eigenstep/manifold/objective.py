@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.checks import describe
 from .point import Point
 from .tangent_view import TangentView
 
@@ -43,14 +44,9 @@ class Objective:
             output = self.fun(self._matrix(point, leaves), *point.split_others(leaves))
         self.nfev += 1
         if not isinstance(output, Tensor) or output.numel() != 1 or not output.requires_grad or output.is_complex():
-            found = (
-                f"{output.dtype} of shape {tuple(output.shape)}"
-                if isinstance(output, Tensor)
-                else type(output).__name__
-            )
-            raise TypeError(
-                f"fun must return one real number as a tensor that depends differentiably on S, got {found}"
-            )
+            found = describe(output) + (f" of shape {tuple(output.shape)}" if isinstance(output, Tensor) else "")
+            wanted = "one real number as a tensor that depends differentiably on S"
+            raise TypeError(f"fun must return {wanted}, got {found}")
         return Evaluation(point, output.item(), output, leaves)
 
     def attempt(self, point: Point, step: Tensor) -> Evaluation | None:

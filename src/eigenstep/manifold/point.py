@@ -127,10 +127,9 @@ class Point:
 
     def steepest_growth(self, gradient: Tensor) -> tuple[float, Tensor]:
         """Return the rank-one change of the matrix along which the objective falls most steeply."""
-        parts = [torch.zeros_like(part) for _, part in self._split(gradient)]
-        block, first = self._split(gradient)[0]
-        slope = 0.0
+        parts, slope = [torch.zeros_like(part) for _, part in self._split(gradient)], 0.0
         if not isinstance(self.like, Kronecker):
+            block, first = self._split(gradient)[0]
             found, parts[0] = block.steepest_growth(first)
             slope = found.item()
         return slope, torch.cat([part.flatten() for part in parts])

@@ -89,15 +89,9 @@ class Search:
             tolfun: a run ends where values differ by less than this.
             tolx: a run ends where all standard deviations are smaller than this.
         """
-        check_options(
-            sizes={"max_evals": max_evals, "max_iter": max_iter, "max_restarts": max_restarts},
-            numbers={
-                "tolfun": (tolfun, 0.0),
-                "tolx": (tolx, 0.0),
-                "max_seconds": (max_seconds, 0.0),
-                "target": (target, -np.inf),
-            },
-        )
+        numbers: Any = {"tolfun": (tolfun, 0.0), "tolx": (tolx, 0.0), "max_seconds": (max_seconds, 0.0)}
+        sizes = {"max_evals": max_evals, "max_iter": max_iter, "max_restarts": max_restarts}
+        check_options(sizes=sizes, numbers={**numbers, "target": (target, -np.inf)})
         check_population(population)
         begin = find_method(method)
         self._rng = np.random.default_rng(seed)
@@ -311,13 +305,14 @@ class Search:
         """Set the reason to stop, or restart, if it is time to."""
         if self.target is not None and self.best_fun <= self.target:
             self._reason = "target"
-            return
-        if self.evaluations >= self.max_evals - self._reserve:
+        elif self.evaluations >= self.max_evals - self._reserve:
             self._reason = "max_evals"
-            return
-        if self._max_iter is not None and self.iterations >= self._max_iter:
+        elif self._max_iter is not None and self.iterations >= self._max_iter:
             self._reason = "max_iter"
-            return
+        else:
+            self._look_at_run()
+
+    def _look_at_run(self) -> None:
         reason = self._progress.reason(self.distribution, self.population, self._domain.scale)
         used = self.evaluations - self._run_start
         limited = self._present.max_evals is not None and used >= self._present.max_evals
@@ -327,10 +322,8 @@ class Search:
         if reason == "failed" and self.best is None:  # again at the same point it would be no better, elsewhere it may
             few = FAILED_RESTARTS if self._x0 is not None or self._domain.boxed else 0
             most = few if most is None else min(most, few)
-        if self._restarts is None or (most is not None and self.restarts >= most):
-            self._reason = reason or "max_evals"
-            return
-        following = self._restarts(self._present, used, self._rng)
+        allowed = most is None or self.restarts < most
+        following = self._restarts(self._present, used, self._rng) if self._restarts is not None and allowed else None
         if following is None:
             self._reason = reason or "max_evals"
             return
