@@ -1,7 +1,5 @@
 """Pictures of results, all in one style."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

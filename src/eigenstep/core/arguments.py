@@ -1,7 +1,5 @@
 """Checks of plain arguments, without torch: each raises a sentence that names the argument and what is expected."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar

@@ -6,8 +6,6 @@ update ever sees. Functions that make curvature out of losses, samples and gradi
 :mod:`eigenstep.core.sources`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

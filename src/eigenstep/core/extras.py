@@ -1,7 +1,5 @@
 """Optional packages: imported when needed, and asked for in a sentence when missing; a progress bar is one."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ a rotation turns them into ``N``, and the basis becomes ``B Cayley(N)``. All agr
 eigenvalues are distinct; they differ in what happens where eigenvalues are close.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 

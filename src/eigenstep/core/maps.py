@@ -5,8 +5,6 @@ eigenvalues ``d`` by ``d * exp(h / d)`` with a tangent vector ``h``. Both maps c
 truncated ones need matrix products only, so they run in low precision and on every accelerator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

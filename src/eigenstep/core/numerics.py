@@ -1,7 +1,5 @@
 """Small numerical helpers that every other module shares."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -10,8 +10,6 @@ Each function has the name and the formula of its torch version (:mod:`~eigenste
 All arrays are float64 and may carry leading batch dimensions.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What every search for a minimum tells about itself, whatever it searches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

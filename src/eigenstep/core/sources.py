@@ -4,8 +4,6 @@ Each function returns :class:`~eigenstep.OuterProducts` or :class:`~eigenstep.De
 matrix needs none of them: ``Dense(H)``. Curvature is data: no gradients flow back through it to the parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

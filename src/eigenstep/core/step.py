@@ -14,8 +14,6 @@ and the average ``M`` of the curvature so far, which is ``Diag(d)`` unless the f
 the scale going to ``alpha``. The optimizer's kernel projects its stacks of gradients and calls the same functions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -9,8 +9,6 @@ Half the squared length of a natural gradient is what a full step gains, in nats
 search stops when neither steps nor their noise promise more than what was asked for, twice in a row.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Gauss-Newton curvature ``J^T R^-1 J``. The rest is the step of :func:`~eigenstep
 linear models, and in general a Gaussian that matches the model as seen from a cloud of its own size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -8,8 +8,6 @@ With ``l = -log_joint``, one step is::
 At the mean alone (``samples=0``) and with ``beta = 1`` this is Newton's method, and its end Laplace's approximation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models with parameters to infer, of independent examples and with a Gaussian prior."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Both kinds of steps are :func:`eigenstep.update` on spectral factors. The exact 
 average is diagonal to rounding, by matrix products and solves alone; the first-order one is the paper's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``l = -log_joint`` with its derivatives at many points, and a count of what was computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 A rule sees the gradient at each point and, after each step, the step and the change of the gradient along it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol

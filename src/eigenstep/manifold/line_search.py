@@ -4,8 +4,6 @@ Each is a generator of the points on the way, with value and gradient, that retu
 :class:`~eigenstep.core.result.Ending` when it cannot go on.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Generator

@@ -11,8 +11,6 @@ symmetric. They are Hessians of typical problems:
 With a dense matrix, a metric like the last one would take the solution of a Sylvester equation in every step.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

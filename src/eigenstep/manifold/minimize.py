@@ -1,7 +1,5 @@
 """Minimize a differentiable function of a positive-definite matrix, which stays one all the way."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

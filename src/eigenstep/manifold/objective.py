@@ -1,7 +1,5 @@
 """The function to minimize, at points, with its gradient and a count of how often it was asked for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A positive-definite matrix as a parameter of a model, for any optimizer of ``torch.optim``."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

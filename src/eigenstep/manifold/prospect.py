@@ -6,8 +6,6 @@ never gone. So the equation ``H x = -g`` is solved by conjugate gradients, whose
 differences of gradients; ``-g.x / 2`` is what a step to the minimum would gain if the objective were quadratic.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

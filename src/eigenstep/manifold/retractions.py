@@ -5,8 +5,6 @@ A tangent vector is given by tangent coordinates ``X``, a symmetric matrix: the 
 coordinates of a tangent vector that is carried along to the new point, without turning, are ``U^T X U`` there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """A batch of independent searches: R runs of K points in d dimensions are one array, and one call of the function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Minimize a function in one call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluate a population: one by one, in one call, or on workers. What fails costs its evaluations, never the search."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures

@@ -5,8 +5,6 @@ samples are evaluated more often from then on, and their values averaged; if not
 UH-CMA-ES, Hansen et al., 2009.)
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Recombination weights and learning rates: how much each sample counts, and how fast the distribution learns."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Restart schedules: how large the population, and how wide the start, of the next run is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Samples: how they are drawn, and how much each counts by the order of their values."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..core.numpy_twin import Array

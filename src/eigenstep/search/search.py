@@ -1,7 +1,5 @@
 """The search itself: ask for points, tell their values, look whether to stop."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """When to stop: every reason has a name, a sentence, and says whether the search has converged."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
