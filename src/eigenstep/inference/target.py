@@ -53,11 +53,9 @@ class Target:
         gradients, values = self._map(grad_and_value(self.loss), points)
         self.ngrad += len(values)
         if check:
-            for tensor, what in (
-                (values, "log_joint"),
-                *((g, "the gradient of log_joint") for g in gradients.values()),
-            ):
-                _finite(tensor, what)
+            _finite(values, "log_joint")
+            for gradient in gradients.values():
+                _finite(gradient, "the gradient of log_joint")
         return values.detach(), {name: g.detach() for name, g in gradients.items()}
 
     def mean_hessian(self, points: Blocks, name: str) -> Dense:

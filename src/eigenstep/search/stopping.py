@@ -16,28 +16,25 @@ class Reason:
 
     message: str  # one sentence
     success: bool  # whether it found what it was looking for
-    local: bool  # whether a restart could help
 
 
 REASONS: Mapping[str, Reason] = {
-    "target": Reason("the target value is reached", success=True, local=False),
-    "tolfun": Reason("values differ by less than tolfun, in the population and over time", success=True, local=True),
-    "tolx": Reason("the standard deviations are all below tolx", success=True, local=True),
-    "no_effect": Reason("the distribution is so narrow that rounding swallows its samples", success=True, local=True),
-    "flat": Reason("values have been equal for many generations", success=False, local=True),
-    "stagnation": Reason("values have stopped getting better", success=False, local=True),
-    "condition": Reason("the axes of the distribution differ by more than a factor 1e7", success=False, local=True),
+    "target": Reason("the target value is reached", success=True),
+    "tolfun": Reason("values differ by less than tolfun, in the population and over time", success=True),
+    "tolx": Reason("the standard deviations are all below tolx", success=True),
+    "no_effect": Reason("the distribution is so narrow that rounding swallows its samples", success=True),
+    "flat": Reason("values have been equal for many generations", success=False),
+    "stagnation": Reason("values have stopped getting better", success=False),
+    "condition": Reason("the axes of the distribution differ by more than a factor 1e7", success=False),
     "diverged": Reason(
-        "the distribution has grown ten thousandfold: sigma0 is much too small, or there is no minimum",
-        success=False,
-        local=True,
+        "the distribution has grown ten thousandfold: sigma0 is much too small, or there is no minimum", success=False
     ),
-    "failed": Reason("no evaluation has given a finite value", success=False, local=True),
-    "max_evals": Reason("the allowed evaluations are used up", success=False, local=False),
-    "max_iter": Reason("the allowed generations are used up", success=False, local=False),
-    "max_seconds": Reason("the allowed time is over", success=False, local=False),
-    "interrupted": Reason("interrupted from the keyboard", success=False, local=False),
-    "callback": Reason("the callback asked to stop", success=True, local=False),
+    "failed": Reason("no evaluation has given a finite value", success=False),
+    "max_evals": Reason("the allowed evaluations are used up", success=False),
+    "max_iter": Reason("the allowed generations are used up", success=False),
+    "max_seconds": Reason("the allowed time is over", success=False),
+    "interrupted": Reason("interrupted from the keyboard", success=False),
+    "callback": Reason("the callback asked to stop", success=True),
 }  # All reasons by name, which is what Search.stop() returns
 
 MAX_CONDITION = 1e14
