@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from eigenstep import cpu
+from eigenstep_lab import cpu
 
 # pytest-xdist keeps every core busy with processes: more threads in each would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,12 +1,13 @@
-"""A small Bayesian network on the wine data: Kronecker-factored posterior, calibration and log-likelihood."""
+"""A small Bayesian network on the wine data: Kronecker-factored posterior, log-likelihood and Brier score."""
 
 from __future__ import annotations
 
 import torch
 from sklearn.datasets import load_wine
+from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy, one_hot
 
-from eigenstep.inference import classifier, fit_gaussian, laplace
-from eigenstep.inference.models import calibration_error, class_probabilities, log_predictive, predictive
+from eigenstep.inference import Supervised, fit_gaussian, laplace
 
 
 def main() -> None:
@@ -18,7 +19,15 @@ def main() -> None:
     train, test = order[:90], order[90:]
 
     net = torch.nn.Sequential(torch.nn.Linear(13, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
-    model, start = classifier(net, inputs[train], targets[train])
+    start = {name: parameter.detach() for name, parameter in net.named_parameters()}
+    model = Supervised(
+        lambda weights, x: functional_call(net, weights, x),
+        cross_entropy,
+        inputs[train],
+        targets[train],
+        prior_precision=1.0,
+        outputs=3,
+    )
     mode = laplace(model, start, curvature="gauss-newton", max_iter=50)
     fit = fit_gaussian(model, mode.mean, "kronecker", curvature="gauss-newton", tol=0.1, max_iter=100, progress=True)
     print(fit.message)
@@ -29,10 +38,11 @@ def main() -> None:
         "variational": fit.posterior.sample(500),
     }
     for name, weights in choices.items():
-        score = log_predictive(model, weights, inputs[test], targets[test]).mean()
-        chances = class_probabilities(predictive(model, weights, inputs[test]))
-        error = calibration_error(chances, targets[test])
-        print(f"{name:15} held-out log-likelihood {score:.3f}, calibration error {error:.3f}")
+        outputs = vmap(vmap(model.predict, (None, 0)), (0, None))(weights, inputs[test])  # (draws, examples, classes)
+        chances = outputs.softmax(-1).mean(0)
+        score = chances.gather(1, targets[test, None]).log().mean()
+        brier = (chances - one_hot(targets[test])).square().sum(1).mean()
+        print(f"{name:15} held-out log-likelihood {score:.3f}, Brier score {brier:.3f}")
 
 
 if __name__ == "__main__":

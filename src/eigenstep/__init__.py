@@ -20,21 +20,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Dense": "core.curvature",
-    "OuterProducts": "core.curvature",
-    "project": "core.curvature",
-    "Diagonal": "core.matrices",
-    "Full": "core.matrices",
-    "Identity": "core.matrices",
-    "Kronecker": "core.kronecker",
-    "update": "core.step",
-    "Spectral": "optim",
-    "minimize": "search",
-    "SPDParameter": "manifold",
-    "minimize_spd": "manifold",
-    "fit_gaussian": "inference",
+_NAMES = {
+    "core.curvature": ("Dense", "OuterProducts", "project"),
+    "core.matrices": ("Diagonal", "Full", "Identity"),
+    "core.kronecker": ("Kronecker",),
+    "core.step": ("update",),
+    "optim": ("Spectral",),
+    "search": ("minimize",),
+    "manifold": ("SPDParameter", "minimize_spd"),
+    "inference": ("fit_gaussian",),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Dense",

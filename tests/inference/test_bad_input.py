@@ -13,15 +13,12 @@ from eigenstep.inference import (
     Gaussian,
     State,
     Supervised,
-    classifier,
     elbo,
     ensemble_inversion,
     fit_gaussian,
     kalman_filter,
-    linear_regression,
-    logistic_regression,
-    sample_posterior,
 )
+from eigenstep_lab.problems.regressions import classifier, linear_regression, logistic_regression
 
 DOUBLE = torch.float64
 X = torch.ones(4, 2, dtype=DOUBLE)
@@ -163,7 +160,6 @@ def density(w: Tensor) -> Tensor:
         (lambda: fit_gaussian(density, torch.zeros(2), lr=lambda t: "x", samples=4), TypeError, r"lr\(0\) must be"),
         (lambda: elbo(density, torch.zeros(2)), TypeError, "q must be a Gaussian"),
         (lambda: elbo(3, Gaussian.start(torch.zeros(2))), TypeError, "log_joint must be a function"),
-        (lambda: sample_posterior(density, torch.zeros(2)), TypeError, "metric must be a Gaussian"),
     ],
 )
 def test_fits(make: Callable[[], object], error: type[Exception], message: str) -> None:

@@ -13,7 +13,8 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from eigenstep import Dense, Diagonal, Full, Kronecker
-from eigenstep.inference import FitResult, fit_gaussian, laplace, linear_regression, logistic_regression
+from eigenstep.inference import FitResult, fit_gaussian, laplace
+from eigenstep_lab.problems.regressions import linear_regression, logistic_regression
 
 from .problems import Quadrature, quadratic, random_spd, small_logistic
 

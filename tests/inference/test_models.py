@@ -9,8 +9,8 @@ from torch.distributions import Bernoulli, Categorical, Normal
 from torch.func import hessian
 
 from eigenstep import OuterProducts
-from eigenstep.inference import Supervised, classifier, linear_regression, logistic_regression
-from eigenstep.inference.models import calibration_error, class_probabilities, log_predictive, predictive
+from eigenstep.inference import Supervised
+from eigenstep_lab.problems.regressions import classifier, linear_regression, logistic_regression
 
 from .problems import small_logistic
 
@@ -74,23 +74,6 @@ def test_minibatches_have_the_right_mean() -> None:
     assert values.std() > 0.1
     torch.testing.assert_close(model.minibatches(8)(w), model(w))
     torch.testing.assert_close(dense(model.minibatches(8).gauss_newton(w[None])), dense(model.gauss_newton(w[None])))  # type: ignore[attr-defined]
-
-
-def test_predictive() -> None:
-    inputs, targets = small_logistic()
-    model = logistic_regression(inputs, targets)
-    points = torch.randn(7, 3)
-    chance = (inputs @ points.T).sigmoid().mean(1)
-    torch.testing.assert_close(class_probabilities(predictive(model, points, inputs))[:, 1], chance)
-    want = torch.where(targets == 1, chance, 1 - chance).log()
-    torch.testing.assert_close(log_predictive(model, points, inputs, targets), want)
-
-
-def test_calibration_error() -> None:
-    """Always 80 % sure of the first class, and right half of the time; then right four times of five."""
-    probabilities = torch.tensor([[0.8, 0.2]]).repeat(10, 1)
-    assert calibration_error(probabilities, torch.arange(10) % 2) == pytest.approx(0.3)
-    assert calibration_error(probabilities, (torch.arange(10) % 5 == 0).long()) == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(

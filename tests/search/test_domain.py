@@ -7,6 +7,7 @@ import pytest
 
 from eigenstep.search import Search, minimize
 from eigenstep.search.domain import Domain
+from eigenstep_lab.baselines.paper_nes import PaperNES
 
 from .problems import Array, ellipsoid, sphere
 
@@ -67,7 +68,7 @@ def test_the_map_is_smooth_up_to_the_bounds_and_encode_inverts_it() -> None:
     np.testing.assert_allclose(made.encode(x), u, atol=1e-7)
 
 
-@pytest.mark.parametrize("method", ["spectral", "separable", "nes"])
+@pytest.mark.parametrize("method", ["spectral", "separable", PaperNES])
 def test_a_mean_beyond_a_wall_and_its_mirror_image_are_the_same_search(method: str) -> None:
     """Folding changes the coordinates of the Gaussian, not the points that it samples."""
     made = domain([(0, 2), (None, None), (None, 1)])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from eigenstep.search import Search
+from eigenstep_lab.baselines.paper_nes import PaperNES
 
 from .problems import Array, ellipsoid
 
@@ -47,7 +48,8 @@ def check(search: Search) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "d", "tells"), [("spectral", 3, 4500), ("spectral", 45, 500), ("nes", 4, 3000), ("separable", 5, 2000)]
+    ("method", "d", "tells"),
+    [("spectral", 3, 4500), ("spectral", 45, 500), (PaperNES, 4, 3000), ("separable", 5, 2000)],
 )
 def test_ten_thousand_hostile_tells(method: str, d: int, tells: int) -> None:
     rng = np.random.default_rng(d)
@@ -62,7 +64,7 @@ def test_ten_thousand_hostile_tells(method: str, d: int, tells: int) -> None:
         check(search)
 
 
-@pytest.mark.parametrize("method", ["spectral", "nes", "separable"])
+@pytest.mark.parametrize("method", ["spectral", PaperNES, "separable"])
 def test_a_search_recovers_from_hostile_values(method: str) -> None:
     rng = np.random.default_rng(0)
     search = Search(np.full(4, 2.0), 1.0, method=method, seed=0, max_evals=10**6, tolfun=0, tolx=0)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from eigenstep.search import METHODS, Search
-from eigenstep.search.nes import PaperNES
 from eigenstep.search.spectral import SpectralGaussian
+from eigenstep_lab.baselines.paper_nes import PaperNES
 
 from .problems import Array, rosenbrock, rotation
 
@@ -25,7 +25,7 @@ def run(method: str, function: Callable[[Array], Array], x0: Array, generations:
     return seen
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, PaperNES])
 @pytest.mark.parametrize(
     "transform",
     [np.log1p, lambda f: 1e200 * f, lambda f: -np.exp(-1e-3 * f), lambda f: f**3 - 1e6],
@@ -37,7 +37,7 @@ def test_order_preserving_transforms_change_nothing(method: str, transform: Call
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, PaperNES])
 def test_translations_move_the_run(method: str) -> None:
     shift = np.array([10.0, -3.0, 2.0, 0.25])
     plain = run(method, rosenbrock, np.zeros(4))
@@ -61,7 +61,7 @@ def test_rotations_turn_the_run(kind: type[SpectralGaussian] | type[PaperNES]) -
     assert rosenbrock(plain.mean) < rosenbrock(np.full(d, 0.3))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, PaperNES])
 def test_the_scale_of_space_changes_nothing(method: str) -> None:
     plain = Search(np.zeros(4), 0.5, method=method, seed=3)
     scaled = Search(np.zeros(4), 0.5 * 1024, method=method, seed=3)

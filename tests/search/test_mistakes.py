@@ -17,8 +17,9 @@ import torch
 
 from eigenstep.search import Search, SearchResult, minimize, minimize_batch
 from eigenstep.search.noise import Reevaluation
-from eigenstep.search.ranking import assign
+from eigenstep.search.sampling import assign
 from eigenstep.search.search import FAILED_RESTARTS
+from eigenstep_lab.baselines.paper_nes import PaperNES
 
 from .problems import Array, sphere
 
@@ -224,13 +225,6 @@ def test_a_sigma_that_rounding_swallows_is_refused() -> None:
         minimize_batch(sphere, np.ones((2, 2)), 1e-30)
 
 
-def test_small_steps_on_a_slope_are_no_convergence() -> None:
-    """Values differ by less than tolfun from the beginning, but the distribution grows: the search has to go on."""
-    result = minimize(lambda x: 1e-9 * sphere(x), np.ones(10), 1e-7, seed=0, method="nes", batched=True)
-    assert result.reason == "diverged"
-    assert not result.success
-
-
 @pytest.mark.parametrize("value", [1 + 2j, np.complex128(3), np.array(1j), torch.tensor(1j), None, "1.0", [1.0, 2.0]])
 def test_values_that_are_no_real_numbers_are_mistakes(value: object) -> None:
     with pytest.raises(TypeError, match="fun must return a real number"):
@@ -268,7 +262,9 @@ def test_tensors_with_gradients_can_be_told() -> None:
 
 
 @pytest.mark.parametrize("max_evals", [*range(1, 12), 29, 61])
-@pytest.mark.parametrize("options", [{}, {"noisy": True}, {"method": "nes"}, {"restarts": "ipop"}, {"batched": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"noisy": True}, {"method": PaperNES}, {"restarts": "ipop"}, {"batched": True}]
+)
 def test_the_allowed_evaluations_are_used_and_never_exceeded(max_evals: int, options: dict[str, Any]) -> None:
     calls = 0
 

@@ -10,6 +10,7 @@ import pytest
 
 from eigenstep.search import REASONS, Search, SearchResult, minimize
 from eigenstep.search.stopping import Progress
+from eigenstep_lab.baselines.paper_nes import PaperNES
 
 from .problems import Array, ellipsoid, rastrigin, sphere
 
@@ -121,3 +122,12 @@ def test_history_is_thinned_but_spans_the_run() -> None:
     steps = np.diff(history.nfev)
     assert set(steps) == {history.stride * search.population}
     assert np.diff(history.best).max() <= 0
+
+
+def test_small_steps_on_a_slope_are_no_convergence() -> None:
+    """Values differ by less than tolfun from the beginning, but the distribution grows: the search has to go on."""
+    result = minimize(
+        lambda x: 1e-9 * sphere(x), np.ones(10), 1e-7, seed=0, method=PaperNES, population=20, batched=True
+    )
+    assert result.reason == "diverged"
+    assert not result.success

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eigenstep import __version__, cpu
+from eigenstep import __version__
 from eigenstep.core.extras import MissingPackage
 
+from . import cpu
 from .console import UserError, check_place, explain
 
 

@@ -12,8 +12,9 @@ import platform
 from collections.abc import Iterable
 from pathlib import Path
 
-from eigenstep import __version__, cpu
+from eigenstep import __version__
 
+from . import cpu
 from .console import print_table, write_json
 from .data.command import status
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from eigenstep.inference import Gaussian, classifier
-from eigenstep.inference.models import predictive
+from eigenstep.inference import Gaussian
 from eigenstep_lab import cli
 from eigenstep_lab.bench import inference
 from eigenstep_lab.bench.inference_fits import linearized
+from eigenstep_lab.bench.inference_predictions import predictive
 from eigenstep_lab.bench.inference_quadrature import Quadrature as BenchQuadrature
+from eigenstep_lab.problems.regressions import classifier
 from inference.problems import Quadrature, small_logistic
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from eigenstep_lab import cli
 from eigenstep_lab.bench import suite
-from eigenstep_lab.bench.suite import runs, search, tables
+from eigenstep_lab.bench.suite import modern, runs, search, speedrun, tables
 from eigenstep_lab.bench.suite.catalog import FIRST, TASKS
 from eigenstep_lab.bench.suite.networks import Experts
 from eigenstep_lab.bench.suite.orthogonal_soap import OrthogonalSOAP, orthogonalize
@@ -248,3 +248,44 @@ def test_orthogonal_soap_is_adam_in_the_eigenbasis() -> None:
     step = -matrix.detach() / (0.2 * 2 * 2)  # two steps of length 0.2 · √4
     assert torch.allclose(step, torch.diag(step.diagonal()), atol=1e-5)
     assert step.diagonal().min() > 0.6
+
+
+def test_steps_to_a_loss_are_interpolated() -> None:
+    def losses(steps: int) -> list[float]:
+        return [1000 / steps + noise for noise in (-0.001, 0.0, 0.001)]
+
+    target = 1000 / 500
+    found = speedrun.count(losses, target, 800)
+    assert found["steps"] == pytest.approx(500, rel=0.02)
+    assert found["sure"] == 560
+    slower = speedrun.count(lambda steps: losses(steps // 2), target, 800)
+    assert slower["steps"] == pytest.approx(1000, rel=0.02)
+    never = speedrun.count(lambda steps: [3.0, math.inf], target, 800)
+    assert (never["steps"], never["sure"]) == (math.inf, None)
+
+
+def test_z_score_is_the_distance_in_standard_errors() -> None:
+    assert speedrun.z_score([1.0, 3.0], 4.0) == pytest.approx(2.0)  # deviation √2, standard error 1
+
+
+def test_modern_network_begins_with_equal_chances_and_sees_no_future() -> None:
+    torch.manual_seed(0)
+    model = modern.ModernGPT(16, width=8, depth=2, heads=2)
+    numbers = torch.randint(16, (1, 6))
+    assert torch.equal(model(numbers), torch.zeros(1, 6, 16))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    changed = numbers.clone()
+    changed[0, -1] = (changed[0, -1] + 1) % 16
+    before, after = model(numbers), model(changed)
+    assert torch.allclose(before[:, :-1], after[:, :-1])
+    assert not torch.allclose(before[:, -1], after[:, -1])
+
+
+def test_rotation_depends_on_the_distance_alone() -> None:
+    torch.manual_seed(0)
+    q, k = (torch.randn(8).expand(1, 1, 9, 8) for _ in range(2))
+    products = modern.rotated(q) @ modern.rotated(k).transpose(-1, -2)
+    diagonals = [products[0, 0].diagonal(offset) for offset in range(-8, 9)]
+    assert all(torch.allclose(d, d[:1].expand_as(d), atol=1e-4) for d in diagonals)
+    assert not torch.allclose(diagonals[3][:1], diagonals[8][:1])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from eigenstep.search.nes import PaperNES, default_lr
 from eigenstep.search.rates import default_population
 from eigenstep_lab.baselines.nes import ExponentialNES, rank_utilities
+from eigenstep_lab.baselines.paper_nes import PaperNES, default_lr
 from eigenstep_lab.problems.functions import FUNCTIONS
 
 

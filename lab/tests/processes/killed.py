@@ -14,9 +14,8 @@ from typing import Any
 
 from torch.distributed.checkpoint import FileSystemWriter
 
-from eigenstep import cpu
 from eigenstep.optim.distributed.collectives import ReplicatedRound, ShardedRound
-from eigenstep_lab import cli
+from eigenstep_lab import cli, cpu
 
 PLACES = {
     # Gradients are there, and the other rank is about to wait for what the killed one owns.

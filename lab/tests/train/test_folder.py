@@ -128,7 +128,7 @@ def test_a_file_in_the_way_of_the_folder(tmp_path, capsys):
 def limited(most, words):
     """Run the command line in a process whose files cannot grow beyond `most` bytes."""
     code = (
-        "import resource, sys; from eigenstep import cpu; from eigenstep_lab import cli\n"
+        "import resource, sys; from eigenstep_lab import cli, cpu\n"
         "cpu._try_bf16 = lambda _: ''\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))\n"
         "sys.exit(cli.main(sys.argv[1:]))"

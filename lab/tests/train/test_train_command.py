@@ -34,7 +34,7 @@ def wait_for(condition, process, seconds=120):
 
 def start(words, directory):
     """Start the command in a process of its own, without the trial of bf16 that would take seconds."""
-    code = "from eigenstep import cpu; cpu.prepare = lambda: None; from eigenstep_lab import cli; exit(cli.main())"
+    code = "from eigenstep_lab import cli, cpu; cpu.prepare = lambda: None; exit(cli.main())"
     line = [sys.executable, "-c", code, *words, "--directory", str(directory)]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

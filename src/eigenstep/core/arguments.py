@@ -1,7 +1,5 @@
 """Checks of plain arguments, without torch: each raises a sentence that names the argument and what is expected."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -38,13 +36,7 @@ def check_function(value: object, name: str) -> None:
 
 
 def choose(value: str | Choice, table: Mapping[str, Choice], name: str) -> Choice:
-    """Return what a choice, given by its name in ``table`` or as a function, stands for.
-
-    Args:
-        value: a name, or a function of the user's own.
-        table: the functions that have names.
-        name: what the argument is called, for error messages.
-    """
+    """Return what a choice, given by its name in ``table`` or as a function, stands for."""
     if isinstance(value, str) and value in table:
         return table[value]
     if isinstance(value, str) or not callable(value):

@@ -1,7 +1,5 @@
 """Checks of what users pass in: each raises a sentence that names the argument, what came and what is expected."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

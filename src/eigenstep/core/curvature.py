@@ -6,8 +6,6 @@ update ever sees. Functions that make curvature out of losses, samples and gradi
 :mod:`eigenstep.core.sources`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -105,9 +103,6 @@ def project_identity(S: SPD) -> tuple[Tensor, ...]:
     """Return ``w`` of each factor, shape ``(*batch,)``, with which ``W = w I`` for the curvature ``H = I``.
 
     For Kronecker factors this is the paper's adaptive damping, ``Lambda / (alpha k)`` with ``lambda = 1``.
-
-    Args:
-        S: the matrix that learns.
     """
     inverses = [factor.eigs.reciprocal().mean(-1) for factor in factors_of(S)]
     one = 1 / scale_of(S)

@@ -1,8 +1,8 @@
-"""Optional packages: imported when needed, and asked for in a sentence when missing."""
-
-from __future__ import annotations
+"""Optional packages: imported when needed, and asked for in a sentence when missing; a progress bar is one."""
 
 import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -11,12 +11,7 @@ class MissingPackage(ImportError):
 
 
 def require(module: str, install: str) -> Any:
-    """Import an optional package, or say what to install.
-
-    Args:
-        module: name to import.
-        install: what brings it, as ``pip install`` knows it, such as ``eigenstep[plots]``.
-    """
+    """Import an optional package, or say what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -24,3 +19,18 @@ def require(module: str, install: str) -> Any:
             f"this needs the package {module!r}, which cannot be imported ({error}). "
             f"Install it with: pip install '{install}'"
         ) from error
+
+
+Show = Callable[[int, str], None]  # To be told how much is done, and what to write beside the bar
+
+
+@contextmanager
+def bar(total: int, wanted: bool) -> Iterator[Show]:
+    """Show a progress bar, or a silent one unless it is wanted."""
+    if not wanted:
+        yield lambda done, text: None
+        return
+    Progress = require("rich.progress", "rich").Progress
+    with Progress() as display:
+        task = display.add_task("starting", total=total)
+        yield lambda done, text: display.update(task, completed=done, description=text)

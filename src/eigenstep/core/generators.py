@@ -6,8 +6,6 @@ a rotation turns them into ``N``, and the basis becomes ``B Cayley(N)``. All agr
 eigenvalues are distinct; they differ in what happens where eigenvalues are close.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -22,11 +20,8 @@ Rotation = Callable[[Tensor, Tensor], Tensor]
 def moore_penrose(eigs: Tensor, average: Tensor, *, gap: float = 1e-6) -> Tensor:
     """The paper's rotation, ``N_ij = -A_ij / (2 (d_i - d_j))``, zero for eigenvalues that are nearly equal.
 
-    Args:
-        eigs: ``d``, shape ``(*batch, n)``.
-        average: ``A``, shape ``(*batch, n, n)``.
-        gap: eigenvalues whose difference is at most this fraction of the larger one count as equal (the
-            Moore-Penrose inverse of the Fisher metric).
+    Those whose difference is at most the fraction ``gap`` of the larger one are (Moore-Penrose inverse of the Fisher
+    metric).
     """
     difference = eigs[..., :, None] - eigs[..., None, :]
     larger = torch.maximum(eigs[..., :, None], eigs[..., None, :])
@@ -39,11 +34,7 @@ def moore_penrose(eigs: Tensor, average: Tensor, *, gap: float = 1e-6) -> Tensor
 def normalized(eigs: Tensor, average: Tensor, *, rate: float | Tensor = 0.5, gap: float = 0.1) -> Tensor:
     """The paper's rotation for neural networks, :func:`moore_penrose` rescaled to the norm ``rate / 2``.
 
-    Args:
-        eigs: ``d``, shape ``(*batch, n)``.
-        average: ``A``, shape ``(*batch, n, n)``.
-        rate: the paper's second step size, beta-bar-2; below 2, so that the truncated Cayley map converges.
-        gap: relative gap below which eigenvalues count as equal.
+    The rate is the paper's second step size, beta-bar-2: below 2, so that the truncated Cayley map converges.
     """
     direction = moore_penrose(eigs, average, gap=gap)
     # The entries may be huge: scale by the largest before squaring them.
@@ -93,5 +84,4 @@ ROTATIONS: Mapping[str, Rotation] = {
     "pairwise": partial(bounded, pairwise=True),
     "normalized": normalized,
     "moore_penrose": moore_penrose,
-}
-"""Rotations by name."""
+}  # Rotations by name

@@ -53,15 +53,7 @@ class Kronecker(SPD):
         device: Device = None,
         kinds: Sequence[str] | None = None,
     ) -> Kronecker:
-        """Return the identity matrix.
-
-        Args:
-            sizes: size of each factor.
-            batch: leading dimensions.
-            dtype: number format; torch's default if left out.
-            device: where to put the tensors.
-            kinds: "full", "diagonal" or "identity" for each factor; all full if left out.
-        """
+        """Return the identity, its factors of these sizes and kinds: "full" (the default), "diagonal" or "identity"."""
         kinds = ["full"] * len(sizes) if kinds is None else kinds
         check_sizes(sizes, kinds)
         factors = (KINDS[kind].identity(n, batch, dtype, device) for kind, n in zip(kinds, sizes, strict=True))
@@ -69,12 +61,10 @@ class Kronecker(SPD):
 
     @classmethod
     def from_dense(cls, matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str] | None = None) -> Kronecker:
-        """Return the Kronecker product nearest to ``matrix`` in the Frobenius norm (Van Loan's projection).
+        """Return the nearest Kronecker product of factors of these sizes and kinds (see :meth:`identity`).
 
-        Args:
-            matrix: symmetric positive definite, shape ``(*batch, N, N)`` with ``N`` the product of ``sizes``.
-            sizes: size of each factor.
-            kinds: "full", "diagonal" or "identity" for each factor; all full if left out.
+        Nearest in the Frobenius norm: Van Loan's projection of a positive-definite ``(*batch, N, N)``, ``N`` the
+        product of sizes.
         """
         check_symmetric(matrix, "matrix")
         check_wide(matrix, "matrix")
@@ -109,16 +99,15 @@ class Kronecker(SPD):
 
     def rotate(self, x: Tensor) -> Tensor:
         """Return ``(B1 x ... x BL)^T x``."""
-        for axis, factor in enumerate(self.factors, start=-len(self.factors)):
-            if isinstance(factor, Full):
-                x = contract(x, factor.basis, axis, len(self.factors))
-        return x
+        return self._turn(x, {at: f.basis for at, f in enumerate(self.factors) if isinstance(f, Full)})
 
     def unrotate(self, x: Tensor) -> Tensor:
         """Return ``(B1 x ... x BL) x``."""
-        for axis, factor in enumerate(self.factors, start=-len(self.factors)):
-            if isinstance(factor, Full):
-                x = contract(x, factor.basis.mT, axis, len(self.factors))
+        return self._turn(x, {at: f.basis.mT for at, f in enumerate(self.factors) if isinstance(f, Full)})
+
+    def _turn(self, x: Tensor, bases: dict[int, Tensor]) -> Tensor:
+        for at, basis in bases.items():
+            x = contract(x, basis, at - len(self.factors), len(self.factors))
         return x
 
     def logdet(self) -> Tensor:
@@ -144,15 +133,9 @@ class Kronecker(SPD):
 def nearest_kronecker(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str]) -> list[Tensor]:
     """Return factors ``S1, ..., SL`` whose Kronecker product is nearest to a positive-definite matrix.
 
-    Alternating least squares: with the other factors fixed, the best ``Sl`` is the matrix contracted with
-    them. Contracting a positive-definite matrix with positive-definite factors gives a positive-definite
-    factor again, so every iterate is one. For two full factors this is the power iteration for the leading
-    singular vectors of the rearranged matrix, which solve the problem.
-
-    Args:
-        matrix: symmetric positive definite, shape ``(*batch, N, N)`` with ``N`` the product of ``sizes``.
-        sizes: size of each factor.
-        kinds: "full", "diagonal" or "identity" for each factor; the last stands for multiples of the identity.
+    Alternating least squares: with the other factors fixed, the best ``Sl`` is the matrix contracted with them, which
+    is positive definite if they are. For two full factors this is the power iteration for the leading singular vectors
+    of the rearranged matrix, which solve the problem. The kind "identity" stands for multiples of the identity.
     """
     batch, count = matrix.shape[:-2], len(sizes)
     tensor = matrix.reshape(*batch, *sizes, *sizes)

@@ -5,8 +5,6 @@ eigenvalues ``d`` by ``d * exp(h / d)`` with a tangent vector ``h``. Both maps c
 truncated ones need matrix products only, so they run in low precision and on every accelerator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch
@@ -32,9 +30,6 @@ def cayley(generator: Tensor) -> Tensor:
 
     Entries are cut at ``1 / sqrt(eps)``, where a pair of axes turns by half a turn up to ``sqrt(eps)``: beyond it,
     rounding in the solve would spoil the orthogonality.
-
-    Args:
-        generator: skew-symmetric ``N``, shape ``(*batch, n, n)``.
     """
     n = generator.to(accumulation_dtype(generator.dtype))
     limit = torch.finfo(n.dtype).eps ** -0.5
@@ -44,11 +39,7 @@ def cayley(generator: Tensor) -> Tensor:
 
 
 def inverse_cayley(orthogonal: Tensor) -> Tensor:
-    """Return the skew-symmetric ``N = (Q + I)^-1 (Q - I)`` with ``Cayley(N) = Q``.
-
-    Args:
-        orthogonal: ``Q`` without eigenvalue -1, shape ``(*batch, n, n)``.
-    """
+    """Return the skew-symmetric ``N = (Q + I)^-1 (Q - I)`` with ``Cayley(N) = Q``."""
     q = orthogonal.to(accumulation_dtype(orthogonal.dtype))
     return torch.linalg.solve(_plus_identity(q), -_plus_identity(-q)).to(orthogonal.dtype)
 
@@ -56,13 +47,10 @@ def inverse_cayley(orthogonal: Tensor) -> Tensor:
 def truncated_cayley(generator: Tensor, cap: float | None = 0.6) -> Tensor:
     """Return the Cayley map with its Neumann series cut, ``(I + N)^2 (I + N^2)(I + N^4)``.
 
-    With ``Y = N^2`` this is ``(I + Y)(I + Y^2)(I + Y + 2N)``: four products here, and a fifth with the basis.
-    It misses orthogonality by ``2 ||N||^8``, hence the cap.
-
-    Args:
-        generator: skew-symmetric ``N``, shape ``(*batch, n, n)``.
-        cap: shorten generators so that ``||N^2||_F^(1/2)``, a bound on the spectral norm, is at most this.
-            ``None`` leaves them as they are, as the paper does after normalizing; the series needs a norm below one.
+    With ``Y = N^2`` this is ``(I + Y)(I + Y^2)(I + Y + 2N)``: four products here, and a fifth with the basis. It misses
+    orthogonality by ``2 ||N||^8``, so generators are shortened until ``||N^2||_F^(1/2)``, a bound on the spectral norm,
+    is at most the cap; ``None`` leaves them as they are, as the paper does after normalizing: below one, the series
+    converges.
     """
     n = generator
     y = matmul(n, n)
@@ -84,10 +72,6 @@ def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
     """Return the Cayley map to second order, ``I + 2 N + 2 N^2``: one product.
 
     It misses orthogonality by ``4 ||N||^4``, which a Newton-Schulz step on the turned basis makes good.
-
-    Args:
-        generator: skew-symmetric ``N``, shape ``(*batch, n, n)``.
-        cap: shorten generators so that ``||N^2||_F^(1/2)``, a bound on the spectral norm, is at most this.
     """
     square = matmul(generator, generator)
     shrink = shrink_factor(square, cap)
@@ -101,10 +85,6 @@ def exp(eigs: Tensor, target: Tensor) -> Tensor:
 
     Results that the number format cannot hold are cut at its limits, so that one huge curvature matrix leaves
     finite, positive eigenvalues behind, with which one can still calculate.
-
-    Args:
-        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
-        target: ``n``, where the linear update would put them, of either sign, same shape.
     """
     root = ((target - eigs) / eigs / 2).exp()  # squared only beside d, lest the factor overflow where the result fits
     return (eigs * root * root).clamp(torch.finfo(eigs.dtype).tiny, largest(eigs.dtype))
@@ -114,10 +94,6 @@ def truncated_exp(eigs: Tensor, target: Tensor) -> Tensor:
     """Return ``n``, the first-order truncation of :func:`exp`, for ``n >= 0``.
 
     What vanishes against ``d`` is set to ``eps^2 d``, so that eigenvalues stay positive and can be inverted.
-
-    Args:
-        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
-        target: ``n``, where the linear update would put them, same shape.
     """
     limits = torch.finfo(eigs.dtype)
     return torch.maximum(target, limits.eps**2 * eigs).clamp(limits.tiny, limits.max * limits.eps)
@@ -127,9 +103,6 @@ def reorthonormalize(basis: Tensor) -> Tensor:
     """Pull an almost orthogonal basis back with one Newton-Schulz step, ``1.5 B - 0.5 B B^T B``.
 
     The defect ``||B^T B - I||`` is squared, up to the rounding of the basis' own number format.
-
-    Args:
-        basis: ``B``, shape ``(*batch, n, n)``; half precision is handled in float32.
     """
     b = basis.float() if basis.dtype in HALF else basis
     return (1.5 * b - 0.5 * b @ (b.mT @ b)).to(basis.dtype)
@@ -146,7 +119,6 @@ ORTHOGONAL: Mapping[str, Orthogonal] = {
     "cayley": cayley,
     "truncated_cayley": truncated_cayley,
     "quadratic": quadratic,
-}
-"""Maps to orthogonal matrices by name."""
+}  # Maps to orthogonal matrices by name
 POSITIVE: Mapping[str, Positive] = {"exp": exp, "truncated_exp": truncated_exp}
 """Maps to positive eigenvalues by name."""

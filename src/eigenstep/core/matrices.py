@@ -68,18 +68,10 @@ class SPD(ABC):
 
     @abstractmethod
     def to(self: Self, target: torch.dtype | torch.device | str) -> Self:
-        """Return a copy in another number format or on another device.
-
-        Half precision is for the bases only: eigenvalues then become float32.
-        """
+        """Return a copy in another format or on another device; in half precision, eigenvalues are float32."""
 
     def matmul(self, x: Tensor, power: float = 1.0) -> Tensor:
-        """Return ``S^power x`` for any real power.
-
-        Args:
-            x: events, shape ``(*lead, *batch, *sizes)``.
-            power: the exponent, for example ``-1/p`` for the paper's root ``p``.
-        """
+        """Return ``S^power x`` of events, shape ``(*lead, *batch, *sizes)``, such as the paper's ``-1/p``."""
         self.check_event(x)
         scaled = self.rotate(x) * self.spectrum.pow(power)
         return self.unrotate(scaled).to(x.dtype)
@@ -108,12 +100,9 @@ class SPD(ABC):
     def sample(
         self, lead: Sequence[int] = (), *, power: float = -1.0, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Draw zero-mean Gaussian events with covariance ``S^power``.
+        """Draw zero-mean Gaussian events with covariance ``S^power``, shape ``(*lead, *batch, *sizes)``.
 
-        Args:
-            lead: leading shape of the result, ``(*lead, *batch, *sizes)``.
-            power: -1, the default, treats ``S`` as the inverse covariance, as the paper does; 1 as the covariance.
-            generator: source of randomness; torch's global one by default.
+        By default ``S`` is the inverse covariance, as in the paper; 1 makes it the covariance.
         """
         spectrum = self.spectrum
         shape = (*lead, *spectrum.shape)

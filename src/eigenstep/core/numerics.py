@@ -1,7 +1,5 @@
 """Small numerical helpers that every other module shares."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -19,9 +17,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Multiply matrices in their common dtype, accumulating half precision in float32 on every device.
 
-    Accelerators do so by themselves. Many CPUs have no half-precision multiply: there, torch's own product
-    is a hundred times slower than float32 or even ends the process, so it is done in float32 and rounded,
-    which gives the same numbers.
+    Accelerators do so by themselves; many CPUs are a hundred times slower in half precision than in float32, or crash.
     """
     dtype = torch.promote_types(a.dtype, b.dtype)
     if dtype in HALF and a.device.type == "cpu":
@@ -41,14 +37,7 @@ def saturate(x: Tensor) -> Tensor:
 
 
 def contract(x: Tensor, matrix: Tensor, axis: int, event_ndim: int) -> Tensor:
-    """Contract axis ``axis`` (negative) of ``x`` with the first axis of ``matrix``.
-
-    Args:
-        x: tensor of shape ``(*lead, *batch, *event)``.
-        matrix: one matrix per batch element, shape ``(*batch, n, k)``.
-        axis: which of the event axes, counted from the end, so ``-event_ndim <= axis <= -1``.
-        event_ndim: number of event axes of ``x``.
-    """
+    """Contract axis ``axis`` (negative) of ``x`` with the first axis of ``matrix``."""
     spread = matrix.reshape(*matrix.shape[:-2], *[1] * (event_ndim - 1), *matrix.shape[-2:])
     dtype = torch.promote_types(x.dtype, matrix.dtype)
     compute = torch.float32 if dtype in HALF and x.device.type == "cpu" else dtype

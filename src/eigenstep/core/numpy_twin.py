@@ -10,8 +10,6 @@ Each function has the name and the formula of its torch version (:mod:`~eigenste
 All arrays are float64 and may carry leading batch dimensions.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np
@@ -29,11 +27,8 @@ def bounded(average: Array) -> Array:
     """Return the generator ``generators.bounded(..., pairwise=True)``: half the tangent of each pair's Jacobi angle.
 
     ``N_ij = -A_ij sgn(D) / (|D| + sqrt(D^2 + 4 A_ij^2))`` with ``D = A_ii - A_jj``, never larger than 1/2, also at
-    equal eigenvalues.
-
-    Args:
-        average: symmetric ``A``, shape ``(*batch, d, d)``. Unlike the torch version this one does not rescale it: its
-            entries must be between about 1e-90 and 1e150 in size, or zero.
+    equal eigenvalues. Unlike the torch version this one does not rescale ``A``: entries must be within 1e-90 and 1e150,
+    or zero.
     """
     values = diagonal(average)
     gap = values[..., :, None] - values[..., None, :]
@@ -50,11 +45,7 @@ def bounded(average: Array) -> Array:
 
 
 def cayley(generator: Array) -> Array:
-    """Return ``(I + N)(I - N)^-1 = 2 (I - N)^-1 - I``, orthogonal for skew-symmetric ``N``.
-
-    Args:
-        generator: ``N``, shape ``(*batch, d, d)``; entries are cut at :data:`LARGEST_ENTRY`, as in torch.
-    """
+    """Return ``(I + N)(I - N)^-1 = 2 (I - N)^-1 - I``, orthogonal for skew-symmetric ``N``."""
     shifted = np.minimum(np.maximum(-generator, -LARGEST_ENTRY), LARGEST_ENTRY)
     diagonal(shifted)[...] += 1
     inverse: Array = np.linalg.inv(shifted)

@@ -1,7 +1,5 @@
 """What every search for a minimum tells about itself, whatever it searches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,18 +29,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a search is over: the part of a :class:`Result` of that name.
+    """Why a search is over: the part of a :class:`Result` of that name."""
 
-    Attributes:
-        reason: one word.
-        message: a sentence.
-        success: whether it found what it was asked for.
-    """
-
-    reason: str
-    message: str
-    success: bool = False
+    reason: str  # one word
+    message: str  # a sentence
+    success: bool = False  # whether it found what it was asked for
 
 
-RUNNING = Ending("running", "still running")
-"""What callbacks see."""
+RUNNING = Ending("running", "still running")  # What callbacks see

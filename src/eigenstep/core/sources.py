@@ -4,8 +4,6 @@ Each function returns :class:`~eigenstep.OuterProducts` or :class:`~eigenstep.De
 matrix needs none of them: ``Dense(H)``. Curvature is data: no gradients flow back through it to the parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -24,21 +22,13 @@ Predict = Callable[[Tensor, Tensor], Tensor]
 
 
 def gradient_outer_product(gradient: Tensor) -> OuterProducts:
-    """Return ``g g^T``, the curvature of Adam, Shampoo and their kin.
-
-    Args:
-        gradient: ``g``, shape ``(*batch, *sizes)``: a vector, or a layer's matrix gradient ``G`` for a Kronecker ``S``.
-    """
+    """Return ``g g^T``, the curvature of Adam, Shampoo and their kin, of a gradient of shape ``(*batch, *sizes)``."""
     check_finite(gradient, "gradient")
     return OuterProducts(gradient[None])
 
 
 def per_example_gradients(gradients: Tensor) -> OuterProducts:
-    """Return ``1/K sum_k g_k g_k^T``, the empirical Fisher matrix.
-
-    Args:
-        gradients: one gradient per example, shape ``(K, *batch, *sizes)``.
-    """
+    """Return ``1/K sum_k g_k g_k^T``, the empirical Fisher matrix, of gradients of shape ``(K, *batch, *sizes)``."""
     check_nonempty(gradients, "gradients")
     check_finite(gradients, "gradients")
     return _mean(gradients)
@@ -46,11 +36,9 @@ def per_example_gradients(gradients: Tensor) -> OuterProducts:
 
 @torch.no_grad()
 def hessian(loss: Callable[[Tensor], Tensor], parameters: Tensor) -> Dense:
-    """Return the Hessian of a scalar function, which may be indefinite.
+    """Return the Hessian, maybe indefinite, of a scalar function that ``torch.func`` can differentiate twice.
 
-    Args:
-        loss: a function that ``torch.func`` can differentiate twice.
-        parameters: where to evaluate it, any shape; flattened in row-major order.
+    It is that at ``parameters``, a tensor of any shape, which is flattened in row-major order.
     """
     check_finite(parameters, "parameters")
     size = parameters.numel()
@@ -60,11 +48,7 @@ def hessian(loss: Callable[[Tensor], Tensor], parameters: Tensor) -> Dense:
 
 @torch.no_grad()
 def gauss_newton(
-    predict: Predict,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    parameters: Tensor,
-    inputs: Tensor,
-    targets: Tensor,
+    predict: Predict, loss: Callable[[Tensor, Tensor], Tensor], parameters: Tensor, inputs: Tensor, targets: Tensor
 ) -> OuterProducts:
     """Return ``1/K sum_k J_k^T L_k J_k`` with the Jacobian of the model and the Hessian ``L_k`` of a convex loss.
 
@@ -92,11 +76,7 @@ def gauss_newton(
 
 @torch.no_grad()
 def sampled_fisher(
-    predict: Predict,
-    distribution: Callable[[Tensor], Distribution],
-    parameters: Tensor,
-    inputs: Tensor,
-    draws: int = 1,
+    predict: Predict, distribution: Callable[[Tensor], Distribution], parameters: Tensor, inputs: Tensor, draws: int = 1
 ) -> OuterProducts:
     """Return a Monte Carlo estimate of the Fisher matrix, with labels drawn from the model's own predictions.
 
@@ -174,11 +154,7 @@ def reparametrization(S: SPD, deviations: Tensor, gradients: Tensor) -> OuterPro
 def spd_gradient(S: SPD, gradient: Tensor) -> Dense:
     """Return ``-2 S (dl/dS) S``, the curvature that minimizes a function over positive-definite matrices.
 
-    Use it with ``decay=0``; then the update is Riemannian gradient descent.
-
-    Args:
-        S: the current matrix.
-        gradient: ``dl/dS``, symmetric, shape ``(*batch, N, N)``.
+    Use it with ``decay=0``; then the update is Riemannian gradient descent. The gradient ``dl/dS`` is symmetric.
     """
     check_symmetric(gradient, "gradient")
     dense = S.dense()

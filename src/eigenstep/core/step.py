@@ -14,12 +14,10 @@ and the average ``M`` of the curvature so far, which is ``Diag(d)`` unless the f
 the scale going to ``alpha``. The optimizer's kernel projects its stacks of gradients and calls the same functions.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -39,19 +37,13 @@ Rate = float | Tensor
 
 
 class Learned(NamedTuple):
-    """What one step changed in one factor.
+    """What one step changed in one factor."""
 
-    Attributes:
-        eigs: the new eigenvalues, shape ``(*batch, n)``.
-        turn: orthogonal ``Q`` by which the basis turns, ``B <- B Q``; ``None`` where only eigenvalues were learned.
-        residual: the average ``A`` in the turned basis, shape ``(*batch, n, n)``, if the factor keeps one.
-        speed: norm of the last generator ``N``, shape ``(*batch,)``: how fast the basis turns.
-    """
-
-    eigs: Tensor
+    eigs: Tensor  # the new eigenvalues, shape (*batch, n)
+    # orthogonal Q by which the basis turns, B <- B Q; None where only eigenvalues were learned
     turn: Tensor | None = None
-    residual: Tensor | None = None
-    speed: Tensor | None = None
+    residual: Tensor | None = None  # the average A in the turned basis, shape (*batch, n, n), if the factor keeps one
+    speed: Tensor | None = None  # norm of the last generator N, shape (*batch,): how fast the basis turns
 
 
 def blend(past: Tensor, newest: Rate, rate: Rate, decay: float) -> Tensor:
@@ -121,15 +113,7 @@ def learn(
 
 
 def normalize(factors: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Scale vectors of eigenvalues to the product one.
-
-    Args:
-        factors: the eigenvalues of each Kronecker factor, shape ``(*batch, n)``.
-
-    Returns:
-        The scaled eigenvalues, and for each factor the logarithm of what it was divided by, shape ``(L, *batch)``. Of
-        these logarithms, the paper adds the mean to ``log alpha``.
-    """
+    """Scale vectors of eigenvalues to the product one."""
     centered, means = [], []
     for eigs in factors:
         logs = eigs.log()
@@ -187,16 +171,9 @@ def update(
         check_linear(bool(curvature.semidefinite), lr, basis_lr, decay, rayleigh)
     check_size(sweeps, "sweeps")
     check_damping(damping, scale_of(S))
-    one_step = partial(
-        learn,
-        rate=lr,
-        basis_rate=basis_lr,
-        decay=decay,
-        rotation=rotation,
-        orthogonal=orthogonal,
-        positive=positive,
-        rayleigh=rayleigh,
-        sweeps=sweeps,
+    how: Any = {"rate": lr, "basis_rate": basis_lr, "decay": decay, "rayleigh": rayleigh, "sweeps": sweeps}
+    one_step: Callable[..., Learned] = partial(
+        learn, rotation=rotation, orthogonal=orthogonal, positive=positive, **how
     )
     factors: list[Full | Diagonal] = []
     for factor, W, identity in zip(factors_of(S), projected, project_identity(S), strict=True):
@@ -217,12 +194,6 @@ def update(
 
 def _with_unit_determinants(S: Kronecker, factors: list[Full | Diagonal]) -> Kronecker:
     """Scale the factors back to determinant one; the mean of their logarithms goes to the scale."""
-    eigs, log_means = normalize([factor.eigs for factor in factors])
-    scale = (S.scale.log() + log_means.mean(0)).exp()
+    scale = (S.scale.log() + torch.stack([factor.eigs.log().mean(-1) for factor in factors]).mean(0)).exp()
     scale = scale.clamp(torch.finfo(scale.dtype).tiny, largest(scale.dtype))
-    scaled: list[Full | Diagonal] = []
-    for factor, values, log_mean in zip(factors, eigs, log_means, strict=True):
-        if isinstance(factor, Full) and factor.residual is not None:
-            factor = replace(factor, residual=saturate(factor.residual * (-log_mean).exp()[..., None, None]))
-        scaled.append(replace(factor, eigs=values))
-    return Kronecker(scale, tuple(scaled))
+    return Kronecker(scale, tuple(factor.with_unit_determinant() for factor in factors))

@@ -5,24 +5,18 @@ from .ensemble import ensemble_inversion
 from .estimates import elbo
 from .fit import fit_gaussian, laplace
 from .gaussian import Gaussian
-from .hmc import Chains, sample_posterior
 from .kalman import State, kalman_filter
-from .models import Supervised, classifier, linear_regression, logistic_regression
+from .models import Supervised
 
 __all__ = [
-    "Chains",
     "FitResult",
     "Gaussian",
     "Iterate",
     "State",
     "Supervised",
-    "classifier",
     "elbo",
     "ensemble_inversion",
     "fit_gaussian",
     "kalman_filter",
     "laplace",
-    "linear_regression",
-    "logistic_regression",
-    "sample_posterior",
 ]

@@ -9,19 +9,17 @@ Half the squared length of a natural gradient is what a full step gains, in nats
 search stops when neither steps nor their noise promise more than what was asked for, twice in a row.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.checks import check_function, check_number, check_size
+from ..core.extras import bar
 from ..core.matrices import SPD
-from ..core.progress import bar
 from ..core.result import RUNNING, Ending, Result
 from .estimates import Estimate, combine
 from .gaussian import Gaussian, Parameters
@@ -30,12 +28,9 @@ from .target import NotFinite, Target
 
 Estimator = Callable[[Gaussian, int], Estimate]
 """Estimates gradient and curvature at a Gaussian from this many lots of points."""
-SHORTEST = 1e-10
-"""A search for the step size gives up below this."""
-SAFETY = 2.0
-"""Where a posterior is not Gaussian, up to this many times more is left to gain than where it is."""
-ROUNDING = 1e-6
-"""Without random points, a gap in nats that is no larger and no longer falls is put down to rounding."""
+SHORTEST = 1e-10  # A search for the step size gives up below this
+SAFETY = 2.0  # Where a posterior is not Gaussian, up to this many times more is left to gain than where it is
+ROUNDING = 1e-6  # Without random points, a gap in nats that is no larger and no longer falls is put down to rounding
 
 
 class Iterate(NamedTuple):
@@ -94,19 +89,13 @@ class FitResult(Result):
 
 @dataclass(frozen=True)
 class Problem:
-    """What to fit a Gaussian to.
-
-    Attributes:
-        look: estimates gradient and curvature at a Gaussian.
-        bound: returns the evidence lower bound of a Gaussian and its standard error.
-        counts: what has been computed so far.
-        points: how many points a lot has; 0 if nothing is random.
-    """
+    """What to fit a Gaussian to."""
 
     look: Estimator
+    # returns the evidence lower bound of a Gaussian and its standard error
     bound: Callable[[Gaussian], tuple[float, float]]
-    counts: Target
-    points: int
+    counts: Target  # what has been computed so far
+    points: int  # how many points a lot has; 0 if nothing is random
 
 
 def descend(
@@ -114,27 +103,20 @@ def descend(
     q: Gaussian,
     *,
     max_points: int,
-    lr: float | Callable[[int], float] | None,
-    tol: float,
     max_iter: int,
-    exact: bool,
-    callback: Callable[[FitResult], object] | None,
-    progress: bool,
+    lr: float | Callable[[int], float] | None = None,
+    tol: float = 1e-3,
+    exact: bool = True,
+    callback: Callable[[FitResult], object] | None = None,
+    progress: bool = False,
 ) -> FitResult:
-    """Take steps from ``q`` until the expected gap is at most ``tol``.
-
-    Args:
-        problem: what to fit to.
-        q: where to start.
-        max_points: the most points of a step.
-        lr: the step size, ``None`` for the automatic one; with a step size of the user, each step takes one lot.
-        tol: the gap in nats at which to stop.
-        max_iter: the number of steps at which to stop.
-        exact: kind of the average.
-        callback: called with the result so far.
-        progress: whether to show a bar.
-    """
-    _check_options(lr, tol, max_iter, callback)
+    """Take steps from ``q`` until the expected gap is at most ``tol``; with ``lr``, each takes one lot of points."""
+    if lr is not None and not callable(lr):
+        check_number(lr, "lr", 0.0, 1.0)
+    check_number(tol, "tol", 0.0)
+    check_size(max_iter, "max_iter")
+    if callback is not None:
+        check_function(callback, "callback")
     descent = Descent(problem, q, lr, exact)
     with bar(max_iter, progress) as show:
         while True:
@@ -155,7 +137,7 @@ class Descent:
     """The present Gaussian, what is known there, and the rules for step size and number of points."""
 
     def __init__(self, problem: Problem, q: Gaussian, lr: float | Callable[[int], float] | None, exact: bool) -> None:
-        """Look at the start; the arguments are those of :func:`descend`."""
+        """Look at the start."""
         self.problem, self.q, self.lr, self.exact = problem, q, lr, exact
         self.halves, self.lots = 2 if lr is None and problem.points else 1, 1
         try:
@@ -176,11 +158,9 @@ class Descent:
         """Take down how much signal and noise there is, and choose the size of the step."""
         self.found, before = combine(self.parts), self.direction
         self.direction, longest = natural_gradient(self.q, self.found, self.exact)
-        gain = half_square(self.direction)
+        gain, noise = half_square(self.direction), 0.0
         if not math.isfinite(gain):
-            reason = "the curvature is too large for the number format"
-            return Ending("nonfinite", f"the natural gradient is not finite: {reason}")
-        noise = 0.0
+            return Ending("nonfinite", "the natural gradient, or its curvature, is too large for the number format")
         if self.halves == 2:
             noise = half_square(natural_gradient(self.q, self.parts[0], self.exact)[0] - self.direction)
         self.noisy = gain < 2 * noise  # The gain is that of signal and noise together.
@@ -191,9 +171,8 @@ class Descent:
         points, counts = self.problem.points, self.problem.counts
         # Chance may hide a gap once, but hardly ever twice in a row.
         gap = SAFETY * max(self.left[-2:]) if points else gain
-        total = points * self.halves * self.lots
-        seen = -self.found.value, self.found.error, gap, self.beta, total, counts.ngrad, counts.nfev
-        self.history.append(Iterate(*seen))
+        seen = -self.found.value, self.found.error, gap, self.beta, points * self.halves * self.lots
+        self.history.append(Iterate(*seen, counts.ngrad, counts.nfev))
         return None
 
     def judge(self, tol: float, max_iter: int, max_points: int) -> Ending | None:
@@ -206,8 +185,9 @@ class Descent:
         if len(self.history) > max_iter:
             return Ending("max_iter", f"max_iter={max_iter} steps are done, the expected gap is {gap:.3g} nats")
         if self.noisy and 2 * points > max_points:
-            excuse = f"more than {max_points} points are not allowed"
-            return Ending("noise", f"the gap of {gap:.3g} nats is mostly noise, and {excuse}")
+            return Ending(
+                "noise", f"the gap of {gap:.3g} nats is mostly noise, and more than {max_points} points are not allowed"
+            )
         return None
 
     def advance(self) -> Ending | None:
@@ -217,7 +197,7 @@ class Descent:
         try:
             new = step(self.q, self.found, self.beta, self.exact)
             there = self._look_at(new)
-            if self.lr is None and not _acceptable(self.found, combine(there)):
+            if self.lr is None and _is_worse(combine(there), self.found):
                 trouble = "the objective rises"
                 # What is known here may have been good luck.
                 there, new = self._look_at(self.q) if self.problem.points else self.parts, self.q
@@ -233,17 +213,10 @@ class Descent:
 
     def result(self, ending: Ending, bound: tuple[float, float]) -> FitResult:
         """Return what came out so far, given the evidence lower bound and its standard error."""
-        return FitResult(
-            **vars(ending),
-            nit=max(len(self.history) - 1, 0),
-            nfev=self.problem.counts.nfev,
-            ngrad=self.problem.counts.ngrad,
-            history=self.history,
-            posterior=self.q,
-            elbo=bound[0],
-            elbo_error=bound[1],
-            log_evidence=bound[0] if self.problem.points else -self.found.value,
-        )
+        counts: Any = {"nfev": self.problem.counts.nfev, "ngrad": self.problem.counts.ngrad, "history": self.history}
+        evidence = bound[0] if self.problem.points else -self.found.value
+        found: Any = {"posterior": self.q, "elbo": bound[0], "elbo_error": bound[1], "log_evidence": evidence}
+        return FitResult(**vars(ending), nit=max(len(self.history) - 1, 0), **counts, **found)
 
     def _look_at(self, at: Gaussian) -> list[Estimate]:
         return [self.problem.look(at, self.lots) for _ in range(self.halves)]
@@ -265,14 +238,7 @@ def half_square(direction: Tensor) -> float:
 
 
 def step(q: Gaussian, found: Estimate, lr: float, exact: bool = True) -> Gaussian:
-    """Return the Gaussian after one natural gradient step.
-
-    Args:
-        q: the Gaussian before.
-        found: gradient and curvature there.
-        lr: the paper's beta.
-        exact: whether precision matrices are averaged exactly or to first order.
-    """
+    """Return the Gaussian after one natural gradient step."""
     means, precisions = {}, {}
     for name, S in q.precisions.items():
         new = average(S, found.curvatures[name], lr=lr, damping=found.damping, exact=exact)
@@ -294,16 +260,7 @@ def natural_gradient(q: Gaussian, found: Estimate, exact: bool = True) -> tuple[
     return torch.cat(parts), longest
 
 
-def _acceptable(before: Estimate, after: Estimate) -> bool:
-    """Tell whether the objective fell, or rose by no more than what noise and rounding explain."""
+def _is_worse(after: Estimate, before: Estimate) -> bool:
+    """Tell whether the objective rose by more than what noise and rounding explain."""
     rounding = 1e-12 * (1 + abs(before.objective))
-    return after.objective - before.objective <= 2 * math.hypot(before.error, after.error) + rounding
-
-
-def _check_options(lr: object, tol: float, max_iter: int, callback: object) -> None:
-    if lr is not None and not callable(lr):
-        check_number(lr, "lr", 0.0, 1.0)
-    check_number(tol, "tol", 0.0)
-    check_size(max_iter, "max_iter")
-    if callback is not None:
-        check_function(callback, "callback")
+    return not after.objective - before.objective <= 2 * math.hypot(before.error, after.error) + rounding

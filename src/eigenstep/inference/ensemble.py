@@ -6,8 +6,6 @@ Gauss-Newton curvature ``J^T R^-1 J``. The rest is the step of :func:`~eigenstep
 linear models, and in general a Gaussian that matches the model as seen from a cloud of its own size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -33,9 +31,11 @@ from .estimates import Estimate, check_samples, elbo_of, objective
 from .gaussian import ONLY, Gaussian
 from .target import NotFinite, Target
 
+Forward = Callable[[Tensor], Tensor]
+
 
 def ensemble_inversion(
-    forward: Callable[[Tensor], Tensor],
+    forward: Forward,
     data: Tensor,
     noise: Tensor,
     prior_mean: Tensor,
@@ -43,15 +43,10 @@ def ensemble_inversion(
     *,
     members: int | None = None,
     max_members: int = 100_000,
-    lr: float | Callable[[int], float] | None = None,
-    tol: float = 1e-3,
-    max_iter: int = 200,
-    exact: bool = True,
     seed: int = 0,
     elbo_samples: int = 1000,
     vectorize: bool = True,
-    callback: Callable[[FitResult], object] | None = None,
-    progress: bool = False,
+    **options: Any,
 ) -> FitResult:
     """Fit a Gaussian to the posterior of an inverse problem by runs of its forward model alone.
 
@@ -65,15 +60,11 @@ def ensemble_inversion(
             them is determined; by default 4 for each parameter. A step takes two ensembles, whose size doubles whenever
             noise outweighs what is left to learn.
         max_members: the most members of both ensembles; a fit that would need more ends there without success.
-        lr: step size, as in :func:`~eigenstep.inference.fit.fit_gaussian`.
-        tol: stop when the expected gap is at most this many nats.
-        max_iter: stop after this many steps.
-        exact: average precision matrices exactly, or to first order, as the paper does.
         seed: of all random numbers.
         elbo_samples: how many points the ``elbo`` of the result is estimated from.
         vectorize: whether ``torch.func.vmap`` may run the model for all points at once.
-        callback: called with the result so far at each step; the search stops if it returns ``True``.
-        progress: show a progress bar.
+        **options: ``lr``, ``tol``, ``max_iter`` (200 by default), ``exact``, ``callback`` and ``progress``, as in
+            :func:`~eigenstep.inference.fit.fit_gaussian`.
 
     Returns:
         The posterior; ``nfev`` counts runs of the model.
@@ -93,49 +84,33 @@ def ensemble_inversion(
         target.nfev += 2 * len(half)
         return problem.estimate(at, torch.cat([half, -half]))
 
-    return descend(
-        Problem(look, lambda at: elbo_of(target, at, elbo_samples, seed + 1), target, members),
-        q,
-        max_points=max_members,
-        lr=lr,
-        tol=tol,
-        max_iter=max_iter,
-        exact=exact,
-        callback=callback,
-        progress=progress,
-    )
+    fitted = Problem(look, lambda at: elbo_of(target, at, elbo_samples, seed + 1), target, members)
+    return descend(fitted, q, max_points=max_members, **{"max_iter": 200, **options})
 
 
 class InverseProblem:
     """Data, their noise and a prior, with the forward model that is to explain them."""
 
     def __init__(
-        self,
-        forward: Callable[[Tensor], Tensor],
-        data: Tensor,
-        noise: Tensor,
-        prior_mean: Tensor,
-        prior_precision: float,
-        vectorize: bool,
+        self, forward: Forward, data: Tensor, noise: Tensor, mean: Tensor, precision: float, vectorize: bool
     ) -> None:
         """Check what belongs together; the arguments are those of :func:`ensemble_inversion`."""
-        check_wide(prior_mean, "prior_mean")
-        check_finite(prior_mean, "prior_mean")
-        if prior_mean.ndim != 1:
-            raise ValueError(f"prior_mean must be a vector, got shape {tuple(prior_mean.shape)}")
-        check_number(prior_precision, "prior_precision", 0.0)
-        if prior_precision == 0:
+        check_wide(mean, "prior_mean")
+        check_finite(mean, "prior_mean")
+        if mean.ndim != 1:
+            raise ValueError(f"prior_mean must be a vector, got shape {tuple(mean.shape)}")
+        check_number(precision, "prior_precision", 0.0)
+        if precision == 0:
             raise ValueError("prior_precision must be positive and finite, got 0")
         check_finite(data, "data")
-        check_beside(data, "data", prior_mean, "prior_mean")
+        check_beside(data, "data", mean, "prior_mean")
         check_symmetric(noise, "noise")
         check_beside(noise, "noise", data, "data")
         if data.shape != noise.shape[:1] or noise.ndim != 2:
             raise ValueError(f"data must have shape {tuple(noise.shape[:1])} to fit noise, got {tuple(data.shape)}")
         self.forward, self.data, self.vectorize = forward, data, vectorize
-        self.noise = Full.from_dense(noise)
-        self.prior_mean, self.prior_precision = prior_mean, prior_precision
-        units = len(data) * math.log(2 * math.pi) - len(prior_mean) * math.log(prior_precision / (2 * math.pi))
+        self.noise, self.prior_mean, self.prior_precision = Full.from_dense(noise), mean, precision
+        units = len(data) * math.log(2 * math.pi) - len(mean) * math.log(precision / (2 * math.pi))
         self.constant = -0.5 * (self.noise.logdet() + units)
 
     def misfit(self, w: Tensor) -> Tensor:

@@ -30,23 +30,14 @@ FROM_MODEL = {"gauss-newton": "gauss_newton", "empirical-fisher": "empirical_fis
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is known about the objective near a Gaussian.
+    """What is known about the objective near a Gaussian."""
 
-    Attributes:
-        value: ``E_q[l] - entropy``, the negative ELBO; at the mean alone, minus Laplace's log evidence.
-        error: its standard error, infinite if unknown.
-        objective: what steps should decrease: the value, or ``l`` at the mean.
-        gradients: ``E_q[gradient]`` of each block, as an event of its precision.
-        curvatures: ``E_q[Hessian]`` of each block.
-        damping: multiple of the identity to add to the curvatures.
-    """
-
-    value: float
-    error: float
-    objective: float
-    gradients: Blocks
-    curvatures: dict[str, Curvature]
-    damping: float = 0.0
+    value: float  # E_q[l] - entropy, the negative ELBO; at the mean alone, minus Laplace's log evidence
+    error: float  # its standard error, infinite if unknown
+    objective: float  # what steps should decrease: the value, or l at the mean
+    gradients: Blocks  # E_q[gradient] of each block, as an event of its precision
+    curvatures: dict[str, Curvature]  # E_q[Hessian] of each block
+    damping: float = 0.0  # multiple of the identity to add to the curvatures
 
 
 def estimate(
@@ -56,15 +47,10 @@ def estimate(
     samples: int,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    """Estimate value, gradient and curvature of the variational objective at ``q``.
+    """Estimate value, gradient and curvature of the variational objective at ``q``, from an even number of points.
 
-    Args:
-        target: the function.
-        q: where.
-        source: a name in :data:`SOURCES`, or a function of the parameters that returns their curvature (for several
-            blocks, a dictionary).
-        samples: number of points, even; 0 takes the mean alone.
-        generator: source of randomness.
+    The source is a name in :data:`SOURCES`, or a function of the parameters that returns their curvature (for several
+    blocks, a dictionary). No samples at all take the mean alone.
     """
     find = choose(source, SOURCES, "curvature")
     find = find if isinstance(source, str) else partial(_from_user, source)
@@ -133,13 +119,7 @@ def elbo_of(target: Target, q: Gaussian, samples: int, seed: int) -> tuple[float
 
 
 def objective(q: Gaussian, deviations: Blocks, values: Tensor) -> tuple[float, float, Tensor]:
-    """Return ``E_q[l] - entropy``, its standard error, and the values of ``l`` minus the quadratic of ``q``.
-
-    Args:
-        q: the Gaussian.
-        deviations: ``w - mean`` of the points: all ``x``, then all ``-x`` in the same order; or zero, once.
-        values: ``l`` at these points.
-    """
+    """Return ``E_q[l] - entropy``, its standard error, and the values of ``l`` minus the quadratic of ``q``."""
     residuals = values - 0.5 * q.whitened_square(deviations)
     # Averages over pairs are free of all odd parts of l.
     even = residuals.reshape(2, -1).mean(0) if len(residuals) > 1 else residuals
@@ -157,24 +137,16 @@ def check_samples(samples: object, least: int) -> None:
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points around the mean, and what is known there.
+    """Points around the mean, and what is known there."""
 
-    Attributes:
-        target: the function.
-        q: the Gaussian.
-        half: deviations from the mean of the first half of the points, whose mirror images are the second; ``None`` at
-            the mean alone.
-        points: the points, along the first axis of each block.
-        residuals: values of ``l`` minus the quadratic of ``q``.
-        gradients: gradients of ``l`` as events, empty where a source needs none.
-    """
-
-    target: Target
-    q: Gaussian
+    target: Target  # the function
+    q: Gaussian  # the Gaussian
+    # deviations from the mean of the first half of the points, whose mirror images are the second; None at the mean
+    # alone
     half: Blocks | None
-    points: Blocks
-    residuals: Tensor
-    gradients: Blocks
+    points: Blocks  # the points, along the first axis of each block
+    residuals: Tensor  # values of l minus the quadratic of q
+    gradients: Blocks  # gradients of l as events, empty where a source needs none
 
     def each(self, curvature: Callable[[SPD, Tensor, Tensor], Curvature]) -> Found:
         """Apply ``curvature(S, deviations, gradients)`` to all blocks, beside the mean gradients."""
@@ -257,8 +229,7 @@ SOURCES: dict[str, Callable[[Cloud], Found]] = {
     "gradient-outer-product": _gradient_outer_product,
     "reparametrization": _reparametrization,
     "reinforce": _reinforce,
-}
-"""The curvature estimates by name."""
+}  # The curvature estimates by name
 
 
 def _plus_precision(curvature: OuterProducts) -> OuterProducts:

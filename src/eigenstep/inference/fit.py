@@ -8,8 +8,6 @@ With ``l = -log_joint``, one step is::
 At the mean alone (``samples=0``) and with ``beta = 1`` this is Newton's method, and its end Laplace's approximation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +22,8 @@ from .target import Target
 
 POINTS = {"reparametrization": 2, "gradient-outer-product": 8, "reinforce": 32}
 """Points for each parameter, by default, where curvature comes from differences between points."""
-AT_ONCE = 64
-"""Points that are evaluated together, or ``samples`` if that is more."""
-LEAST = {"reparametrization": 2, "reinforce": 4}
-"""The fewest points that curvature can be estimated from."""
+AT_ONCE = 64  # Points that are evaluated together, or samples if that is more
+LEAST = {"reparametrization": 2, "reinforce": 4}  # The fewest points that curvature can be estimated from
 
 
 def fit_gaussian(
@@ -96,7 +92,13 @@ def fit_gaussian(
     """
     check_function(log_joint, "log_joint")
     q = Gaussian.start(mean0, precision0)
-    _check_source(curvature, log_joint)
+    choose(curvature, SOURCES, "curvature")
+    method = FROM_MODEL.get(str(curvature))
+    if method and not hasattr(log_joint, method):
+        raise TypeError(
+            f'curvature="{curvature}" needs a log_joint that knows its model, such as '
+            f"eigenstep.inference.Supervised, with a method {method}"
+        )
     if samples is None:
         samples = max(POINTS.get(str(curvature), 0) * q.size, 8)
     check_samples(samples, LEAST.get(str(curvature), 0))
@@ -110,17 +112,10 @@ def fit_gaussian(
         joined = max(n for n in (1, 2, 4, 8, 16, 32) if lots % n == 0 and (n == 1 or n * samples <= AT_ONCE))
         return combine([estimate(target, at, curvature, joined * samples, generator) for _ in range(lots // joined)])
 
-    return descend(
-        Problem(look, lambda at: elbo_of(target, at, elbo_samples, seed + 1), target, samples),
-        q,
-        max_points=max_samples,
-        lr=lr,
-        tol=(1e-3 if samples else 1e-20) if tol is None else tol,
-        max_iter=max_iter,
-        exact=exact,
-        callback=callback,
-        progress=progress,
-    )
+    problem = Problem(look, lambda at: elbo_of(target, at, elbo_samples, seed + 1), target, samples)
+    tol = (1e-3 if samples else 1e-20) if tol is None else tol
+    how: Any = {"lr": lr, "tol": tol, "max_iter": max_iter, "exact": exact, "callback": callback, "progress": progress}
+    return descend(problem, q, max_points=max_samples, **how)
 
 
 def laplace(
@@ -128,22 +123,6 @@ def laplace(
 ) -> FitResult:
     """Return Laplace's approximation: Newton's method, and the inverse Hessian at its end as the covariance.
 
-    This is :func:`fit_gaussian` with ``samples=0``, whose other options it takes.
-
-    Args:
-        log_joint: log density of data and parameters.
-        mean0: where Newton's method starts.
-        precision0: structure of the result, or a first guess of it.
-        options: as for :func:`fit_gaussian`.
+    This is :func:`fit_gaussian` with ``samples=0``, whose other arguments and options it takes.
     """
     return fit_gaussian(log_joint, mean0, precision0, samples=0, **options)
-
-
-def _check_source(curvature: Any, log_joint: object) -> None:
-    choose(curvature, SOURCES, "curvature")
-    method = FROM_MODEL.get(str(curvature))
-    if method and not hasattr(log_joint, method):
-        raise TypeError(
-            f'curvature="{curvature}" needs a log_joint that knows its model, such as '
-            f"eigenstep.inference.Supervised, with a method {method}"
-        )

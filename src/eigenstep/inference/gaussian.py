@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +19,9 @@ from ..core.curvature import factors_of
 from ..core.kronecker import Kronecker
 from ..core.matrices import SPD, Diagonal, Full
 
-Parameters = Tensor | dict[str, Tensor]
-"""What a model depends on: one tensor, or named ones."""
+Parameters = Tensor | dict[str, Tensor]  # What a model depends on: one tensor, or named ones
 Blocks = dict[str, Tensor]
-ONLY = ""
-"""Name of the only block where parameters are one tensor."""
-STRUCTURES = ("full", "diagonal", "kronecker")
+ONLY = ""  # Name of the only block where parameters are one tensor
 
 
 @dataclass(frozen=True)
@@ -102,27 +100,16 @@ class Gaussian:
 
     def whitened_square(self, deviations: Blocks) -> Tensor:
         """Return ``(w - mean)^T S (w - mean)`` for each of the deviations, shape ``(K,)``."""
-        parts = [
-            x.mul(S.matmul(x)).flatten(1).sum(1) for x, S in ((deviations[n], S) for n, S in self.precisions.items())
-        ]
+        parts = [deviations[n].mul(S.matmul(deviations[n])).flatten(1).sum(1) for n, S in self.precisions.items()]
         return torch.stack(parts).sum(0)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Parameters:
-        """Draw parameters, stacked along a new first axis.
-
-        Args:
-            count: how many.
-            generator: source of randomness; torch's global one by default.
-        """
+        """Draw parameters, stacked along a new first axis."""
         check_size(count, "count")
         return unwrap(self.points(self.deviations(count, generator)))
 
     def log_prob(self, parameters: Parameters) -> Tensor:
-        """Return the log density of each of the parameters, which are stacked along the first axis.
-
-        Args:
-            parameters: shape ``(K, *shape)``, as :meth:`sample` returns them.
-        """
+        """Return the log density of parameters that are stacked along the first axis, as :meth:`sample` does."""
         points = as_blocks(parameters, "parameters")
         if set(points) != set(self.means):
             raise ValueError(f"parameters must name {list(self.means)}, got {list(points)}")
@@ -183,12 +170,18 @@ def _matrix(given: object, mean: Tensor, name: str) -> SPD:
             raise ValueError(f"{name} must be positive and finite, got {given}")
         size = mean.numel()
         return Full(torch.eye(size).to(mean), torch.full((size,), float(given)).to(mean))
-    if isinstance(given, str):
-        return _identity(given, mean, name)
+    like: Any = {"dtype": mean.dtype, "device": mean.device}
+    if given == "full":
+        return Full.identity(mean.numel(), **like)
+    if given == "diagonal":
+        return Diagonal.identity(mean.numel(), **like)
+    if given == "kronecker":
+        if mean.ndim == 0:
+            raise ValueError(f'{name}="kronecker" needs a mean with at least one axis')
+        return Kronecker.identity(tuple(mean.shape), **like)
     if not isinstance(given, SPD):
-        raise TypeError(
-            f"{name} must be one of {', '.join(STRUCTURES)}, a number or a matrix, got {type(given).__name__}"
-        )
+        kind, got = (ValueError, repr(given)) if isinstance(given, str) else (TypeError, type(given).__name__)
+        raise kind(f"{name} must be one of full, diagonal, kronecker, a number or a matrix, got {got}")
     factors_of(given)
     want = tuple(mean.shape) if isinstance(given, Kronecker) else (mean.numel(),)
     if given.batch_shape or given.sizes != want:
@@ -197,15 +190,3 @@ def _matrix(given: object, mean: Tensor, name: str) -> SPD:
     check_finite(given.spectrum, f"the spectrum of {name}")
     check_positive(given.spectrum, name)
     return given
-
-
-def _identity(structure: str, mean: Tensor, name: str) -> SPD:
-    if structure == "full":
-        return Full.identity(mean.numel(), dtype=mean.dtype, device=mean.device)
-    if structure == "diagonal":
-        return Diagonal.identity(mean.numel(), dtype=mean.dtype, device=mean.device)
-    if structure == "kronecker":
-        if mean.ndim == 0:
-            raise ValueError(f'{name}="kronecker" needs a mean with at least one axis')
-        return Kronecker.identity(tuple(mean.shape), dtype=mean.dtype, device=mean.device)
-    raise ValueError(f"{name} must be one of {', '.join(STRUCTURES)}, a number or a matrix, got {structure!r}")

@@ -57,14 +57,7 @@ class State:
 
 
 def predict(state: State, transition: Tensor, noise: Tensor, *, exact: bool = True) -> State:
-    """Return the belief about the next state before it is measured.
-
-    Args:
-        state: the present belief.
-        transition: ``F``, shape ``(n, n)``.
-        noise: covariance ``Q`` of the random part of a transition, shape ``(n, n)``; may be singular or zero.
-        exact: whether the covariance is exact up to rounding, or first order in its change, as the paper's update.
-    """
+    """Return the belief about the next state before it is measured; arguments as for :func:`kalman_filter`."""
     _check_matrix(transition, "transition", state, len(state.mean))
     _check_matrix(noise, "noise", state, len(state.mean))
     check_symmetric(noise, "noise")
@@ -77,16 +70,7 @@ def predict(state: State, transition: Tensor, noise: Tensor, *, exact: bool = Tr
 def correct(
     state: State, measurement: Tensor, observation: Tensor, noise: Tensor, *, exact: bool = True, substeps: int = 1
 ) -> State:
-    """Return the belief about a state after it was measured.
-
-    Args:
-        state: the belief before.
-        measurement: ``y``, shape ``(k,)``.
-        observation: ``C``, shape ``(k, n)``.
-        noise: covariance ``R`` of the measurement, shape ``(k, k)``, positive definite.
-        exact: whether the result is exact up to rounding, or first order in ``1 / substeps``, as the paper's update.
-        substeps: how many steps of size ``1 / substeps`` the measurement is taken in.
-    """
+    """Return the belief about a state after it was measured as ``y``; other arguments as for :func:`kalman_filter`."""
     check_finite(measurement, "measurement")
     if measurement.ndim != 1:
         raise ValueError(f"measurement must be a vector, got shape {tuple(measurement.shape)}")
@@ -121,11 +105,11 @@ def kalman_filter(
         state: the belief about the state before the first transition.
         measurements: shape ``(T, k)``; a row of NaN means that nothing was measured.
         transition: ``F``, shape ``(n, n)``.
-        transition_noise: ``Q``, shape ``(n, n)``.
+        transition_noise: covariance ``Q`` of the random part of a transition, ``(n, n)``; may be singular or zero.
         observation: ``C``, shape ``(k, n)``.
-        observation_noise: ``R``, shape ``(k, k)``.
-        exact: the textbook filter, or the paper's first-order update.
-        substeps: how many steps each measurement is taken in.
+        observation_noise: covariance ``R`` of a measurement, ``(k, k)``, positive definite.
+        exact: the textbook filter up to rounding, or the paper's update, which is first order in its changes.
+        substeps: how many steps of size ``1 / substeps`` each measurement is taken in.
     """
     check_real(measurements, "measurements")
     if measurements.ndim != 2:

@@ -1,6 +1,4 @@
-"""Models with parameters to infer: regressions and networks with independent examples and a Gaussian prior."""
-
-from __future__ import annotations
+"""Models with parameters to infer, of independent examples and with a Gaussian prior."""
 
 import math
 from collections.abc import Callable
@@ -10,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.nn.functional import cross_entropy, softplus
 
 from ..core.checks import check_finite, check_function, check_nonempty, check_number, check_size, describe
 from ..core.curvature import OuterProducts
 from ..core.sources import gauss_newton
-from .gaussian import Blocks, Parameters, as_blocks, unwrap
+from .gaussian import Parameters, as_blocks, unwrap
 
 
 @dataclass(frozen=True)
@@ -76,11 +73,7 @@ class Supervised:
         return 0.5 * (constant * sum(tensor.numel() for tensor in tensors) - self.prior_precision * square)
 
     def gauss_newton(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
-        """Return the Gauss-Newton matrix of the negative log-likelihood, the prior left out, for each block.
-
-        Args:
-            points: parameters along a first axis; the result is the mean over them.
-        """
+        """Return the Gauss-Newton matrix of the likelihood, of each block, as a mean over points along a first axis."""
         blocks = as_blocks(points, "points")
         count, examples = len(next(iter(blocks.values()))), len(self.inputs)
         pairs = torch.arange(count * examples, dtype=self.inputs.dtype, device=self.inputs.device)[:, None]
@@ -98,11 +91,7 @@ class Supervised:
         return _like(points, {name: curvature(name) for name in blocks})
 
     def empirical_fisher(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
-        """Return the sum over examples of ``g_i g_i^T``, for each block: a biased stand-in for the Hessian.
-
-        Args:
-            points: parameters along a first axis; the result is the mean over them.
-        """
+        """Return the sum over examples of ``g_i g_i^T``, of each block, as a mean over points: biased."""
 
         def loss(parameters: Any, x: Tensor, y: Tensor) -> Tensor:
             return self.loss(self.predict(parameters, x), y)
@@ -153,137 +142,5 @@ class _Minibatches:
         return self.draw().empirical_fisher(points)
 
 
-def linear_regression(inputs: Tensor, targets: Tensor, *, noise: float, prior_precision: float = 1.0) -> Supervised:
-    """Return Bayesian linear regression; add a column of ones for an intercept.
-
-    Args:
-        inputs: features, shape ``(n, d)``.
-        targets: shape ``(n,)``.
-        noise: standard deviation of the targets given the inputs.
-        prior_precision: of every weight.
-    """
-    check_number(noise, "noise", 1e-300)
-
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        return 0.5 * ((output[0] - target) / noise).square() + math.log(noise) + 0.5 * math.log(2 * math.pi)
-
-    _check_matrix(inputs)
-    return Supervised(_linear, loss, inputs, _vector(targets).to(inputs), prior_precision)
-
-
-def logistic_regression(inputs: Tensor, targets: Tensor, *, prior_precision: float = 1.0) -> Supervised:
-    """Return Bayesian logistic regression; add a column of ones for an intercept.
-
-    Args:
-        inputs: features, shape ``(n, d)``.
-        targets: 0 or 1, shape ``(n,)``.
-        prior_precision: of every weight.
-    """
-    _check_matrix(inputs)
-    if not ((_vector(targets) == 0) | (targets == 1)).all():
-        raise ValueError("targets must be 0 or 1")
-    return Supervised(_linear, _logistic_loss, inputs, targets.to(inputs), prior_precision)
-
-
-def classifier(
-    network: torch.nn.Module, inputs: Tensor, targets: Tensor, *, prior_precision: float = 1.0
-) -> tuple[Supervised, Blocks]:
-    """Return a network with a softmax over classes, and its parameters as the mean to start from.
-
-    Args:
-        network: maps ``(C_in,)`` or ``(n, C_in)`` to logits; without dropout or batch normalization.
-        inputs: examples along the first axis.
-        targets: classes, shape ``(n,)``, integers.
-        prior_precision: of every parameter.
-    """
-    check_nonempty(inputs, "inputs")
-    start = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
-
-    def predict(parameters: Any, x: Tensor) -> Tensor:
-        return torch.func.functional_call(network, parameters, (x,))
-
-    with torch.no_grad():
-        classes = predict(start, inputs[0]).shape[-1]
-    if _vector(targets).is_floating_point() or not ((targets >= 0) & (targets < classes)).all():
-        raise ValueError(f"targets must be integers from 0 to {classes - 1}, the outputs of the network")
-    return Supervised(predict, cross_entropy, inputs, targets, prior_precision, classes), start
-
-
-def predictive(model: Supervised, parameters: Parameters, inputs: Tensor) -> Tensor:
-    """Return the outputs of a model for many parameters and inputs, shape ``(K, n, C)``.
-
-    Args:
-        model: the model.
-        parameters: stacked along the first axis, as ``Gaussian.sample`` returns them.
-        inputs: examples along the first axis.
-    """
-    with torch.no_grad():
-        return vmap(vmap(model.predict, (None, 0)), (0, None))(parameters, inputs)
-
-
-def log_predictive(model: Supervised, parameters: Parameters, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the log predictive density of every target, ``log mean_k p(y | x, w_k)``, shape ``(n,)``.
-
-    Args:
-        model: the model.
-        parameters: stacked along the first axis.
-        inputs: examples along the first axis.
-        targets: what was observed.
-    """
-    outputs = predictive(model, parameters, inputs)
-    losses = vmap(vmap(model.loss), (0, None))(outputs, targets)
-    return torch.logsumexp(-losses, 0) - math.log(len(losses))
-
-
-def class_probabilities(outputs: Tensor) -> Tensor:
-    """Return the mean class probabilities over parameters, shape ``(n, classes)``, given logits ``(K, n, C)``.
-
-    One logit stands for two classes, the second of which has its probability.
-    """
-    if outputs.shape[-1] > 1:
-        return outputs.softmax(-1).mean(0)
-    second = outputs[..., 0].sigmoid().mean(0)
-    return torch.stack([1 - second, second], -1)
-
-
-def calibration_error(probabilities: Tensor, targets: Tensor, bins: int = 10) -> float:
-    """Return the expected calibration error: mean distance of confidence and accuracy, in bins of confidence.
-
-    Args:
-        probabilities: of each class, shape ``(n, classes)``.
-        targets: the true classes, shape ``(n,)``.
-        bins: number of bins of equal width.
-    """
-    check_nonempty(probabilities, "probabilities")
-    check_size(bins, "bins")
-    confidence, guess = probabilities.max(-1)
-    which = (confidence * bins).long().clamp(0, bins - 1)
-    surplus = confidence - (guess == targets).to(confidence)
-    per_bin = torch.zeros(bins).to(confidence).index_add(0, which, surplus)
-    return (per_bin.abs().sum() / len(confidence)).item()
-
-
 def _like(points: Parameters, found: dict[str, OuterProducts]) -> OuterProducts | dict[str, OuterProducts]:
     return found if isinstance(points, dict) else next(iter(found.values()))
-
-
-def _linear(weights: Tensor, x: Tensor) -> Tensor:
-    return (x @ weights)[None]
-
-
-def _logistic_loss(output: Tensor, target: Tensor) -> Tensor:
-    return softplus(output[0]) - target * output[0]
-
-
-def _check_matrix(inputs: Tensor) -> None:
-    check_nonempty(inputs, "inputs")
-    if inputs.ndim != 2:
-        raise ValueError(f"inputs must have shape (n, d), got {tuple(inputs.shape)}")
-
-
-def _vector(targets: Tensor) -> Tensor:
-    """Return targets that are one number for each example, and raise for others: they would be broadcast."""
-    if not isinstance(targets, Tensor) or targets.ndim != 1:
-        shape = f"shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else describe(targets)
-        raise ValueError(f"targets must be a tensor of shape (n,), got {shape}")
-    return targets

@@ -4,12 +4,10 @@ Both kinds of steps are :func:`eigenstep.update` on spectral factors. The exact 
 average is diagonal to rounding, by matrix products and solves alone; the first-order one is the paper's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -24,8 +22,7 @@ from ..core.step import update
 Structure = TypeVar("Structure", bound=SPD)
 SWEEPS = (4, 16, 64)
 """Turns of an exact step: few are enough close to the end, 64 for a matrix of condition 1e12 in an unknown basis."""
-KEEP = 0.25
-"""Where curvature is negative, an exact step leaves at least this fraction of ``S`` in every direction."""
+KEEP = 0.25  # Where curvature is negative, an exact step leaves at least this fraction of S in every direction
 
 
 class NotPositiveDefinite(ArithmeticError):
@@ -33,37 +30,19 @@ class NotPositiveDefinite(ArithmeticError):
 
 
 def average(
-    S: Structure,
-    curvature: Curvature,
-    *,
-    lr: float,
-    decay: float = 1.0,
-    damping: float = 0.0,
-    exact: bool = True,
+    S: Structure, curvature: Curvature, *, lr: float, decay: float = 1.0, damping: float = 0.0, exact: bool = True
 ) -> Structure:
-    """Return ``(1 - lr decay) S + lr (H + damping I)`` in spectral form.
+    """Return ``(1 - lr decay) S + lr (H + damping I)`` in spectral form, for a Kronecker product factor by factor.
 
-    For a Kronecker product this is done factor by factor, each with its own projection of ``H``.
-
-    Args:
-        S: the matrix that learns.
-        curvature: what it learns from, ``H``.
-        lr: the paper's beta-2.
-        decay: the paper's gamma: 1 to average, 0 to add.
-        damping: multiple of the identity to add to ``H``, such as the precision of a prior.
-        exact: whether the result is exact up to rounding, or the paper's update, which agrees to first order in ``lr``
-            and stays positive definite whatever comes.
-
-    Raises:
-        NotPositiveDefinite: if the exact result is not, to rounding.
+    Either exactly, up to rounding, or :class:`NotPositiveDefinite` is raised; or by the paper's update, which agrees to
+    first order in ``lr`` and stays positive definite whatever comes.
     """
     if not exact:
         return update(S, curvature, lr=lr, decay=decay, damping=damping)
     start = _map_full(S, Full.with_residual)
     for sweeps in SWEEPS:
-        new = update(
-            start, curvature, lr=lr, decay=decay, damping=damping, rayleigh=True, sweeps=sweeps, positive=_move_exactly
-        )
+        how: Any = {"rayleigh": True, "sweeps": sweeps, "positive": _move_exactly}
+        new = update(start, curvature, lr=lr, decay=decay, damping=damping, **how)
         if all(_is_diagonal(factor) for factor in factors_of(new) if isinstance(factor, Full)):
             break
     return _map_full(new, lambda factor: replace(factor, residual=None))
@@ -96,16 +75,10 @@ def _move_exactly(eigs: Tensor, target: Tensor) -> Tensor:
 
 
 def tangent_vector(S: SPD, curvature: Curvature, damping: float = 0.0) -> tuple[Tensor, float, float]:
-    """Return the natural gradient step ``H - S`` in orthonormal coordinates of the Fisher-Rao metric.
+    """Return the natural gradient step ``H - S`` in orthonormal coordinates of the Fisher-Rao metric, as one vector.
 
-    Args:
-        S: the current precision matrix.
-        curvature: ``H``.
-        damping: multiple of the identity that is a part of ``H``.
-
-    Returns:
-        The coordinates as one vector, whose squared length is twice the decrease of the variational objective that a
-        full step promises, and the smallest and the largest eigenvalue of ``S^-1/2 H S^-1/2``.
+    Its squared length is twice the decrease of the variational objective that a full step promises. The other numbers
+    are the smallest and the largest eigenvalue of ``S^-1/2 H S^-1/2``. The damping is a part of ``H``.
     """
     total, parts, low, high = math.prod(S.sizes), [], math.inf, -math.inf
     for factor, w, identity in zip(factors_of(S), project(S, curvature), project_identity(S), strict=True):
@@ -130,11 +103,6 @@ def longest_step(low: float, high: float, exact: bool) -> float:
 
     An exact step is free where the curvature has no negative eigenvalue, and leaves :data:`KEEP` of ``S`` elsewhere. A
     first-order step may change the logarithms of the eigenvalues by one.
-
-    Args:
-        low: smallest eigenvalue of ``S^-1/2 H S^-1/2``.
-        high: the largest.
-        exact: which kind of step.
     """
     if exact:
         return 1.0 if low > 0 else (1 - KEEP) / (1 - low)

@@ -1,7 +1,5 @@
 """``l = -log_joint`` with its derivatives at many points, and a count of what was computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -54,12 +52,11 @@ class Target:
         """Return ``l`` and its gradients at points along the first axis."""
         gradients, values = self._map(grad_and_value(self.loss), points)
         self.ngrad += len(values)
-        if not check:
-            return values.detach(), {name: g.detach() for name, g in gradients.items()}
-        _finite(values, "log_joint")
-        return values.detach(), {
-            name: _finite(g.detach(), "the gradient of log_joint") for name, g in gradients.items()
-        }
+        if check:
+            _finite(values, "log_joint")
+            for gradient in gradients.values():
+                _finite(gradient, "the gradient of log_joint")
+        return values.detach(), {name: g.detach() for name, g in gradients.items()}
 
     def mean_hessian(self, points: Blocks, name: str) -> Dense:
         """Return the mean Hessian of ``l`` with respect to one block."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,67 +18,60 @@ from ..core.numerics import symmetrize
 from .retractions import Retraction, check_frame, check_range, checked_retraction, decompose, geodesic, stretch
 
 
-class Block(Protocol):
-    """One of the spaces whose product a point lives in. Steps have the shape of :meth:`leaf`."""
+class Block:
+    """One of the spaces whose product a point lives in; by default flat, with the axes as eigenbasis."""
 
     def leaf(self) -> Tensor:
         """Return what to differentiate with respect to: coordinates, all zero, or a Euclidean tensor itself."""
+        raise NotImplementedError
 
     def tangent(self, leaf: Tensor) -> Tensor:
         """Return the coordinates of a leaf in the eigenbasis, or a Euclidean tensor itself."""
+        return leaf
 
     def length(self, step: Tensor) -> Tensor:
-        """Return by how much a step changes the logarithms of eigenvalues at most."""
+        """Return by how much a step, of the shape of :meth:`leaf`, changes logarithms of eigenvalues at most."""
+        return step.new_zeros(())
 
     def move(self, step: Tensor) -> Block:
         """Return the block after a step."""
+        raise NotImplementedError
 
     def to_eigenbasis(self, vector: Tensor) -> Tensor:
         """Return coordinates in the eigenbasis of the matrix."""
+        return vector
 
     def from_eigenbasis(self, vector: Tensor) -> Tensor:
         """Return coordinates as they are used elsewhere: the inverse of :meth:`to_eigenbasis`."""
+        return vector
 
     def metrics(self, exponents: Tensor) -> Tensor:
         """Return diagonal metrics in the eigenbasis, one for each of the exponents, shape ``(K, *leaf)``."""
+        return torch.ones_like(self.leaf()).expand(len(exponents), *self.leaf().shape)
 
     def steepest_growth(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Return slope and direction of the change of rank one along which an objective falls most steeply."""
+        return gradient.new_zeros(()), torch.zeros_like(gradient)
 
 
 @dataclass(frozen=True)
-class Matrix:
+class Matrix(Block):
     """A full factor ``S = F F^T``, by a frame ``F`` that is carried along as the matrix moves.
 
     Coordinates are with respect to the frame, ``F e^X F^T``: along a geodesic, ``F e^(X/2)``, they are those of
     parallel transport. The spectral form ``F = B D^1/2 O^T`` is computed, by a singular value decomposition, when
     somebody asks for it, which a function of dense matrices does not.
-
-    Attributes:
-        frame: ``F``, shape ``(*batch, n, n)``.
-        weight: length of a unit step: the other factors of a Kronecker product repeat it.
-        unit: whether the determinant stays one.
-        retraction: how the factor follows a step.
-        known: the spectral form, if it is known already.
     """
 
-    frame: Tensor
-    weight: float
-    unit: bool
-    retraction: Retraction
-    known: tuple[Full, Tensor] | None = None
+    frame: Tensor  # F, shape (*batch, n, n)
+    weight: float  # length of a unit step: the other factors of a Kronecker product repeat it
+    unit: bool  # whether the determinant stays one
+    retraction: Retraction  # how the factor follows a step
+    known: tuple[Full, Tensor] | None = None  # the spectral form, if it is known already
 
     @classmethod
     def of(cls, factor: Full, orientation: Tensor, weight: float, unit: bool, retraction: Retraction) -> Matrix:
-        """Return the block of a matrix in spectral form.
-
-        Args:
-            factor: ``B Diag(d) B^T``.
-            orientation: orthogonal ``O`` that takes coordinates ``X`` in the eigenbasis to ``O X O^T``, in the frame.
-            weight: see above.
-            unit: see above.
-            retraction: see above.
-        """
+        """Return the block of a matrix in spectral form."""
         frame = factor.basis * factor.eigs.sqrt()[..., None, :] @ orientation.mT
         return cls(frame, weight, unit, retraction, (factor, orientation))
 
@@ -164,18 +156,12 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Positive:
-    """Positive numbers: a diagonal factor, or the scale of a Kronecker product.
+class Positive(Block):
+    """Positive numbers: a diagonal factor, or the scale of a Kronecker product."""
 
-    Attributes:
-        factor: the diagonal matrix of the numbers.
-        weight: length of a unit step in their logarithms.
-        unit: whether the product of the numbers stays one.
-    """
-
-    factor: Diagonal
-    weight: float
-    unit: bool
+    factor: Diagonal  # the diagonal matrix of the numbers
+    weight: float  # length of a unit step in their logarithms
+    unit: bool  # whether the product of the numbers stays one
 
     def leaf(self) -> Tensor:
         """Return zeros."""
@@ -195,14 +181,6 @@ class Positive:
         factor = Diagonal(check_range(self.factor.eigs * self.tangent(step).exp()))
         return replace(self, factor=factor.with_unit_determinant() if self.unit else factor)
 
-    def to_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return the vector: the axes are the eigenvectors."""
-        return vector
-
-    def from_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return the vector."""
-        return vector
-
     def metrics(self, exponents: Tensor) -> Tensor:
         """Return ``d_i^(2a)``, the diagonal of what a full factor would have."""
         logs = _centered_logs(self.factor)
@@ -215,7 +193,7 @@ class Positive:
 
 
 @dataclass(frozen=True)
-class Euclidean:
+class Euclidean(Block):
     """An ordinary tensor."""
 
     tensor: Tensor
@@ -224,33 +202,9 @@ class Euclidean:
         """Return the tensor."""
         return self.tensor.clone()
 
-    def tangent(self, leaf: Tensor) -> Tensor:
-        """Return the leaf."""
-        return leaf
-
-    def length(self, step: Tensor) -> Tensor:
-        """Return zero: there is no eigenvalue here."""
-        return step.new_zeros(())
-
     def move(self, step: Tensor) -> Euclidean:
         """Add the step."""
         return Euclidean(self.tensor + step)
-
-    def to_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return the vector."""
-        return vector
-
-    def from_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return the vector."""
-        return vector
-
-    def metrics(self, exponents: Tensor) -> Tensor:
-        """Return ones."""
-        return self.tensor.new_ones(len(exponents), *self.tensor.shape)
-
-    def steepest_growth(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Return zero: nothing can be singular here."""
-        return gradient.new_zeros(()), torch.zeros_like(gradient)
 
 
 def _centered_logs(factor: Full | Diagonal) -> Tensor:

@@ -3,8 +3,6 @@
 A rule sees the gradient at each point and, after each step, the step and the change of the gradient along it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -83,11 +81,7 @@ class LBFGS:
     window = 1
 
     def __init__(self, memory: int = 10) -> None:
-        """Start without any memory.
-
-        Args:
-            memory: how many steps to remember.
-        """
+        """Start without any memory."""
         self._pairs: deque[tuple[Tensor, Tensor, float]] = deque(maxlen=memory)
         self._metric = Metric()
 
@@ -114,5 +108,4 @@ METHODS: dict[str, Callable[[], Direction]] = {
     "lbfgs": LBFGS,
     "barzilai-borwein": BarzilaiBorwein,
     "gradient": Gradient,
-}
-"""Rules by name."""
+}  # Rules by name

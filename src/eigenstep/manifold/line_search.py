@@ -4,8 +4,6 @@ Each is a generator of the points on the way, with value and gradient, that retu
 :class:`~eigenstep.core.result.Ending` when it cannot go on.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Generator
@@ -22,26 +20,17 @@ from .objective import Evaluation, Objective
 from .point import Point
 from .prospect import Prospect, look_ahead
 
-ARMIJO = 1e-4
-"""A step must win at least this part of the decrease that the gradient promises."""
-PATIENCE = 30
-"""How many steps in a row may bring no better value than rounding could."""
-PATIENCE_FLAT = 5
-"""How many steps along directions without positive curvature may bring no more than was asked for."""
+ARMIJO = 1e-4  # A step must win at least this part of the decrease that the gradient promises
+PATIENCE = 30  # How many steps in a row may bring no better value than rounding could
+PATIENCE_FLAT = 5  # How many steps along directions without positive curvature may bring no more than was asked for
 
 
 class Visit(NamedTuple):
-    """A point on the way.
+    """A point on the way."""
 
-    Attributes:
-        evaluation: the objective there.
-        gradient: its gradient, a flat vector.
-        last: whether the descent ends here, because this is a minimum.
-    """
-
-    evaluation: Evaluation
-    gradient: Tensor
-    last: bool = False
+    evaluation: Evaluation  # the objective there
+    gradient: Tensor  # its gradient, a flat vector
+    last: bool = False  # whether the descent ends here, because this is a minimum
 
 
 Descent = Generator[Visit, None, Ending]
@@ -57,15 +46,7 @@ class LineSearch:
     def __init__(
         self, objective: Objective, start: Evaluation, rule: Callable[[], Direction], max_step: float, gtol: float
     ) -> None:
-        """Begin at a point.
-
-        Args:
-            objective: the function.
-            start: where to begin.
-            rule: makes a fresh rule, at the start and whenever the old one has led into a dead end.
-            max_step: largest change of the logarithm of an eigenvalue in one step.
-            gtol: a gradient of this length is short, and to fall by this much is too little to go on for.
-        """
+        """Begin at a point."""
         self.objective, self.rule, self.max_step, self.gtol = objective, rule, max_step, gtol
         self.current, self.gradient = start, objective.gradient(start)
         self.direction = rule()
@@ -158,33 +139,16 @@ def _armijo(
 
 def _dead_end(norm: float, gtol: float, ahead: Prospect) -> Ending:
     if norm <= gtol:
-        message = f"the gradient norm {norm:.3g} is at most gtol, but it is not known how far the minimum is: {ahead}"
-        return Ending("flat", message)
-    return Ending(
-        "stuck",
-        f"no step along the gradient, of norm {norm:.3g}, decreases the objective: is it differentiable, finite near "
-        "this point, and exact enough?",
-    )
+        why = f"at most gtol, but it is not known how far the minimum is: {ahead}"
+        return Ending("flat", f"the gradient norm {norm:.3g} is {why}")
+    why = "is it differentiable, finite near this point, and exact enough?"
+    return Ending("stuck", f"no step along the gradient, of norm {norm:.3g}, decreases the objective: {why}")
 
 
 def fixed_steps(
-    objective: Objective,
-    start: Evaluation,
-    lr: Callable[[int], float],
-    momentum: float,
-    max_step: float,
-    gtol: float,
+    objective: Objective, start: Evaluation, lr: Callable[[int], float], momentum: float, max_step: float, gtol: float
 ) -> Descent:
-    """Go down the gradient with fixed step sizes and momentum.
-
-    Args:
-        objective: the function, which may differ from call to call.
-        start: where to begin.
-        lr: the paper's beta-2 in each iteration.
-        momentum: which part of the previous velocity to keep.
-        max_step: largest change of the logarithm of an eigenvalue in one step.
-        gtol: end where the gradient is at most this long.
-    """
+    """Go down the gradient with fixed step sizes and momentum."""
     current, gradient = start, objective.gradient(start)
     velocity = torch.zeros_like(gradient)
     iteration = 0

@@ -11,8 +11,6 @@ symmetric. They are Hessians of typical problems:
 With a dense matrix, a metric like the last one would take the solution of a Sylvester equation in every step.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -22,8 +20,7 @@ from .point import Point
 
 FAMILY = torch.tensor([(a, c) for a in (0.0, -0.5, 0.5, -1.0, 1.0) for c in (0.0, 1.0)])
 """Pairs of exponents ``(a, c)`` to choose from."""
-FORGET = 0.8
-"""How much of what was learned remains after another step."""
+FORGET = 0.8  # How much of what was learned remains after another step
 GOOD = 0.1
 """While the affine-invariant metric fits at least this well, no other is looked for: that would take an eigenbasis."""
 
@@ -43,11 +40,6 @@ class Metric:
         A Hessian ``h`` explains ``change = h step`` up to a constant if the inequality of Cauchy and Schwarz,
         ``(step . change)^2 <= (step . h step)(change . change / h)``, is an equality. The ratio of its sides is the
         misfit.
-
-        Args:
-            point: where the step led.
-            step: flat coordinates of the step, with a positive ``step . change``.
-            change: change of the gradient along it.
         """
         curvature = step.dot(change).item()
         lengths = change.dot(change).item()

@@ -1,17 +1,15 @@
 """Minimize a differentiable function of a positive-definite matrix, which stays one all the way."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ..core.checks import check_beside, check_finite, check_function, check_number, check_size, choose, describe
+from ..core.extras import bar
 from ..core.matrices import SPD
-from ..core.progress import bar
 from ..core.result import RUNNING, Ending, Result
 from .blocks import Euclidean
 from .directions import METHODS, Direction
@@ -136,15 +134,8 @@ def minimize_spd(
     best, ending = start, None
 
     def result(ending: Ending) -> SPDResult:
-        return SPDResult(
-            **vars(ending),
-            nit=len(history) - 1,
-            nfev=objective.nfev,
-            ngrad=objective.ngrad,
-            history=history,
-            point=best.point,
-            fun=best.value,
-        )
+        counts: Any = {"nit": len(history) - 1, "nfev": objective.nfev, "ngrad": objective.ngrad}
+        return SPDResult(**vars(ending), **counts, history=history, point=best.point, fun=best.value)
 
     with bar(max_iter, progress) as show:
         while ending is None:
@@ -180,13 +171,7 @@ def _tensors(x0: Tensor | Sequence[Tensor], like: Tensor) -> list[Tensor]:
 
 
 def _check_options(
-    fun: object,
-    lr: float | Callable[[int], float] | None,
-    momentum: float,
-    max_step: float,
-    gtol: float,
-    max_iter: int,
-    callback: object,
+    fun: object, lr: object, momentum: float, max_step: float, gtol: float, max_iter: int, callback: object
 ) -> None:
     check_function(fun, "fun")
     if lr is not None and not callable(lr):

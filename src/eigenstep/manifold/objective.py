@@ -1,7 +1,5 @@
 """The function to minimize, at points, with its gradient and a count of how often it was asked for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.checks import describe
 from .point import Point
 from .tangent_view import TangentView
 
@@ -32,12 +31,7 @@ class Objective:
     """A user's function, evaluated at points, with counts of how often."""
 
     def __init__(self, fun: Callable[..., Tensor], factored: bool) -> None:
-        """Wrap a function.
-
-        Args:
-            fun: ``fun(S, *x)``.
-            factored: whether it takes the factored matrix instead of a dense tensor.
-        """
+        """Wrap a function."""
         self.fun, self.factored = fun, factored
         self.nfev = self.ngrad = 0
 
@@ -48,14 +42,9 @@ class Objective:
             output = self.fun(self._matrix(point, leaves), *point.split_others(leaves))
         self.nfev += 1
         if not isinstance(output, Tensor) or output.numel() != 1 or not output.requires_grad or output.is_complex():
-            found = (
-                f"{output.dtype} of shape {tuple(output.shape)}"
-                if isinstance(output, Tensor)
-                else type(output).__name__
-            )
-            raise TypeError(
-                f"fun must return one real number as a tensor that depends differentiably on S, got {found}"
-            )
+            found = describe(output) + (f" of shape {tuple(output.shape)}" if isinstance(output, Tensor) else "")
+            wanted = "one real number as a tensor that depends differentiably on S"
+            raise TypeError(f"fun must return {wanted}, got {found}")
         return Evaluation(point, output.item(), output, leaves)
 
     def attempt(self, point: Point, step: Tensor) -> Evaluation | None:

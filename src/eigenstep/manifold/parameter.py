@@ -1,7 +1,5 @@
 """A positive-definite matrix as a parameter of a model, for any optimizer of ``torch.optim``."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -40,12 +38,7 @@ class SPDParameter(nn.Module):
     """
 
     def __init__(self, S: SPD | Tensor, *, retraction: str | Retraction = "geodesic") -> None:
-        """Start from a matrix.
-
-        Args:
-            S: a symmetric positive-definite tensor, or ``Full``, ``Diagonal`` or ``Kronecker``; keeps its structure.
-            retraction: how the matrix follows a step, as in :func:`minimize_spd`.
-        """
+        """Start from a tensor or a spectral matrix, which keeps its structure; as in :func:`minimize_spd`."""
         super().__init__()
         self._template = Point.start(S, retraction)
         self.tangents = nn.ParameterList(nn.Parameter(leaf) for leaf in self._template.leaves())

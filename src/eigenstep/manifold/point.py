@@ -28,25 +28,14 @@ from .tangent_view import TangentView
 
 @dataclass(frozen=True)
 class Point:
-    """A matrix and ordinary tensors beside it.
+    """A matrix and ordinary tensors beside it."""
 
-    Attributes:
-        like: a matrix of the same structure.
-        blocks: the scale of a Kronecker product, all factors that can move, the tensors.
-    """
-
-    like: SPD
-    blocks: tuple[Block, ...]
+    like: SPD  # a matrix of the same structure
+    blocks: tuple[Block, ...]  # the scale of a Kronecker product, all factors that can move, the tensors
 
     @classmethod
     def start(cls, S: SPD | Tensor, retraction: str | Retraction = "geodesic", name: str = "S") -> Point:
-        """Return a point with fresh frames and without Euclidean tensors.
-
-        Args:
-            S: a symmetric positive-definite tensor, or ``Full``, ``Diagonal`` or ``Kronecker``.
-            retraction: how full factors follow a step: a name or a function (:mod:`eigenstep.manifold.retractions`).
-            name: what the matrix is called, for error messages.
-        """
+        """Return a point with fresh frames and without Euclidean tensors."""
         S = _checked(S, name)
         follow = choose(retraction, RETRACTIONS, "retraction")
         total, product = math.prod(S.sizes), isinstance(S, Kronecker)
@@ -87,11 +76,7 @@ class Point:
         return isinstance(self.blocks[0], Matrix)
 
     def leaves(self, dense: bool = False) -> list[Tensor]:
-        """Return what to differentiate with respect to, for each block.
-
-        Args:
-            dense: whether the first is to be the dense matrix itself (see :attr:`plain`).
-        """
+        """Return what to differentiate with respect to, for each block."""
         leaves = [block.leaf() for block in self.blocks]
         if dense:
             assert isinstance(self.blocks[0], Matrix)
@@ -137,30 +122,14 @@ class Point:
         return torch.cat([block.from_eigenbasis(part).flatten() for block, part in self._split(vector)])
 
     def metrics(self, exponents: Tensor) -> Tensor:
-        """Return diagonal metrics in the eigenbases of the factors (:mod:`eigenstep.manifold.metric`).
-
-        Args:
-            exponents: ``a`` and ``c`` of each metric, shape ``(K, 2)``.
-
-        Returns:
-            One flat vector for each metric, shape ``(K, n)``.
-        """
+        """Return diagonal metrics in the eigenbases of the factors (:mod:`eigenstep.manifold.metric`)."""
         return torch.cat([block.metrics(exponents).flatten(1) for block in self.blocks], 1)
 
     def steepest_growth(self, gradient: Tensor) -> tuple[float, Tensor]:
-        """Return the rank-one change of the matrix along which the objective falls most steeply.
-
-        Args:
-            gradient: flat coordinates of the gradient.
-
-        Returns:
-            The slope along ``v v^T``, times the mean eigenvalue, and the flat coordinates of that direction, of
-            length one. Of a Kronecker product, zero: its factors depend on each other.
-        """
-        parts = [torch.zeros_like(part) for _, part in self._split(gradient)]
-        block, first = self._split(gradient)[0]
-        slope = 0.0
+        """Return the rank-one change of the matrix along which the objective falls most steeply."""
+        parts, slope = [torch.zeros_like(part) for _, part in self._split(gradient)], 0.0
         if not isinstance(self.like, Kronecker):
+            block, first = self._split(gradient)[0]
             found, parts[0] = block.steepest_growth(first)
             slope = found.item()
         return slope, torch.cat([part.flatten() for part in parts])

@@ -6,8 +6,6 @@ never gone. So the equation ``H x = -g`` is solved by conjugate gradients, whose
 differences of gradients; ``-g.x / 2`` is what a step to the minimum would gain if the objective were quadratic.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,17 +21,11 @@ PRODUCTS = 10
 
 @dataclass(frozen=True)
 class Prospect:
-    """What is left.
+    """What is left."""
 
-    Attributes:
-        gain: how far the objective is expected to fall; infinite where it is not convex, or flat to rounding.
-        step: how to get there; where the gain is infinite, a step of length one downhill.
-        certain: whether all directions that the gradient has a part in were looked at.
-    """
-
-    gain: float
-    step: Tensor
-    certain: bool
+    gain: float  # how far the objective is expected to fall; infinite where it is not convex, or flat to rounding
+    step: Tensor  # how to get there; where the gain is infinite, a step of length one downhill
+    certain: bool  # whether all directions that the gradient has a part in were looked at
 
     def is_at_most(self, bound: float) -> bool:
         """Tell whether it is certain that no more than this is left."""
@@ -50,16 +42,7 @@ class Prospect:
 def look_ahead(
     objective: Objective, at: Evaluation, gradient: Tensor, solve: Callable[[Tensor], Tensor], enough: float
 ) -> Prospect:
-    """Estimate how far the objective will fall.
-
-    Args:
-        objective: the function.
-        at: where.
-        gradient: its gradient there.
-        solve: multiplies by an approximate inverse of the Hessian, symmetric and positive definite.
-        enough: end when the gain is above this, or when the part of the gradient that is not explained yet is shorter
-            than a tenth of it, or than a thousandth of the gradient.
-    """
+    """Estimate how far the objective will fall."""
     ahead = _conjugate_gradients(objective, at, gradient, solve, enough)
     return _at_the_boundary(objective, at, gradient, ahead, enough) if ahead.is_at_most(enough) else ahead
 

@@ -5,8 +5,6 @@ A tangent vector is given by tangent coordinates ``X``, a symmetric matrix: the 
 coordinates of a tangent vector that is carried along to the new point, without turning, are ``U^T X U`` there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -20,26 +18,16 @@ from ..core.matrices import Full
 from ..core.numerics import largest, symmetrize
 from ..core.step import learn
 
-Retraction = Callable[[Full, Tensor], tuple[Full, Tensor]]
-"""``retraction(S, X) -> (new S, U)``."""
+Retraction = Callable[[Full, Tensor], tuple[Full, Tensor]]  # retraction(S, X) -> (new S, U)
 
 
 def geodesic(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
-    """Follow the geodesic ``F e^X F^T`` of the affine-invariant metric exactly, by a singular value decomposition.
-
-    Args:
-        S: the current matrix, shape ``(*batch, n, n)``.
-        tangent: symmetric ``X``, same shape.
-    """
+    """Follow the geodesic ``F e^X F^T`` of the affine-invariant metric exactly, by a singular value decomposition."""
     return decompose(check_frame(S.basis * S.eigs.sqrt()[..., None, :] @ stretch(tangent)))
 
 
 def stretch(tangent: Tensor) -> Tensor:
-    """Return ``e^(X/2)``, by a diagonal Pade approximant (exact to rounding) of ``X / 2^k``, squared ``k`` times.
-
-    Args:
-        tangent: symmetric ``X``, shape ``(*batch, n, n)``.
-    """
+    """Return ``e^(X/2)``, by a diagonal Pade approximant (exact to rounding) of ``X / 2^k``, squared ``k`` times."""
     size = torch.linalg.matrix_norm(tangent).amax().item()
     squarings = max(0, math.frexp(size)[1]) if math.isfinite(size) else 0  # so that ||X / 2^(k+1)|| < 1/2
     x = tangent / 2 ** (squarings + 1)
@@ -57,9 +45,8 @@ def stretch(tangent: Tensor) -> Tensor:
 def decompose(frame: Tensor) -> tuple[Full, Tensor]:
     """Return ``B Diag(d) B^T = F F^T`` and the orthogonal ``O`` for which ``F = B D^1/2 O^T``.
 
-    The singular values of ``F`` are the square roots of the eigenvalues, which keeps twice as many digits of the small
-    ones as an eigendecomposition of the matrix itself would. Those that it cannot tell from zero count as the least
-    that it can.
+    The singular values of ``F``, roots of the eigenvalues, keep twice as many digits of the small ones as an
+    eigendecomposition would. Those that it cannot tell from zero count as the least that it can.
     """
     basis, roots, orientation = torch.linalg.svd(frame)
     roots = roots.clamp_min(torch.finfo(roots.dtype).eps * roots[..., :1])
@@ -76,10 +63,6 @@ def spectral(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
     The basis turns by Jacobi angles, and the new eigenvalues are read off in the new basis: where all are equal,
     turning alone would change nothing. A step that may change logarithms by more than one is taken in several parts.
     It agrees with :func:`geodesic` to first order.
-
-    Args:
-        S: the current matrix, shape ``(*batch, n, n)``.
-        tangent: symmetric ``X``, same shape.
     """
     square = tangent @ tangent
     longest = torch.linalg.matrix_norm(square @ square).amax().item() ** 0.25  # at least the spectral norm of X
@@ -91,18 +74,13 @@ def spectral(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
     return new, transport if parts == 1 else _transport_between(S, new)
 
 
-LONGEST = 100
-"""Into how many parts a step is cut at most."""
+LONGEST = 100  # Into how many parts a step is cut at most
 
 
 def paper(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
     """Take the paper's step to the letter: Cayley map for the basis, exponential map for the eigenvalues.
 
     Nearly equal eigenvalues do not turn (Moore-Penrose inverse).
-
-    Args:
-        S: the current matrix, shape ``(*batch, n, n)``.
-        tangent: symmetric ``X``, same shape.
     """
     return _learn(S, tangent, moore_penrose, rayleigh=False)
 
@@ -117,8 +95,7 @@ def _learn(S: Full, tangent: Tensor, rotation: Rotation, rayleigh: bool) -> tupl
     return new, _transport_between(S, new)
 
 
-RETRACTIONS: dict[str, Retraction] = {"geodesic": geodesic, "spectral": spectral, "paper": paper}
-"""Retractions by name."""
+RETRACTIONS: dict[str, Retraction] = {"geodesic": geodesic, "spectral": spectral, "paper": paper}  # Retractions by name
 
 
 def checked_retraction(retraction: Retraction, S: Full, tangent: Tensor) -> tuple[Full, Tensor]:

@@ -80,12 +80,7 @@ class TangentView(SPD):
         return total if self.log_scale is None else total + size * self.log_scale
 
     def matmul(self, x: Tensor, power: float = 1.0) -> Tensor:
-        """Return ``S^power x`` for any real power.
-
-        Args:
-            x: events, shape ``(*lead, *batch, *sizes)``.
-            power: the exponent.
-        """
+        """Return ``S^power x`` for any real power."""
         self.check_event(x)
         return self.unrotate(self._grow(self.rotate(x), power)).to(x.dtype)
 
@@ -98,24 +93,13 @@ class TangentView(SPD):
     def sample(
         self, lead: Sequence[int] = (), *, power: float = -1.0, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Draw zero-mean Gaussian events with covariance ``S^power``, differentiable with respect to ``S``.
-
-        Args:
-            lead: leading shape of the result, ``(*lead, *batch, *sizes)``.
-            power: -1 treats ``S`` as the inverse covariance, 1 as the covariance.
-            generator: source of randomness; torch's global one by default.
-        """
+        """Draw zero-mean Gaussian events with covariance ``S^power``, differentiable with respect to ``S``."""
         like = self.base.spectrum
         noise = torch.randn((*lead, *like.shape), generator=generator, dtype=like.dtype, device=like.device)
         return self.matmul(noise, power / 2)
 
     def log_prob(self, x: Tensor, *, power: float = -1.0) -> Tensor:
-        """Return the logarithm of the zero-mean Gaussian density with covariance ``S^power``.
-
-        Args:
-            x: events, shape ``(*lead, *batch, *sizes)``.
-            power: -1 treats ``S`` as the inverse covariance, 1 as the covariance.
-        """
+        """Return the log density of events under the Gaussian that :meth:`sample` draws from."""
         axes = tuple(range(-len(self.sizes), 0))
         distance = (x * self.matmul(x, -power)).sum(axes)
         return -0.5 * (distance + power * self.logdet() + math.prod(self.sizes) * math.log(2 * math.pi))
@@ -142,8 +126,8 @@ class TangentView(SPD):
 def _power(eigs: Tensor, tangent: Tensor, power: float) -> Tensor:
     """Return ``(D^1/2 e^X D^1/2)^power`` to first order in ``X`` (the theorem of Daleckii and Krein).
 
-    The change is ``X_ij (d_i d_j)^(p/2) sinh(p r) / sinh(r)`` with ``r = log(d_i / d_j) / 2``, and ``X_ij p d^p`` where
-    eigenvalues are equal.
+    The change is ``X_ij (d_i d_j)^(p/2) sinh(p r) / sinh(r)`` with ``r = log(d_i / d_j) / 2``; at equal ones ``X_ij p
+    d^p``.
     """
     change = symmetrize(tangent)
     if power != 1:

@@ -1,7 +1,5 @@
 """A batch of independent searches: R runs of K points in d dimensions are one array, and one call of the function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +11,7 @@ from ..core.arguments import check_function, check_number
 from ..core.numpy_twin import Array
 from .inputs import Form, Point, check_options, check_population, check_start, to_numpy
 from .methods import usual_population
-from .ranking import sanitize
+from .sampling import sanitize
 from .spectral import SpectralGaussian
 from .stopping import MAX_CONDITION
 

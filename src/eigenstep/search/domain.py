@@ -22,27 +22,18 @@ from numpy.typing import NDArray
 from ..core.numpy_twin import Array
 from .inputs import Form
 
-MARGIN = 0.1
-"""Largest margin of a bound, as a part of the distance between the bounds."""
+MARGIN = 0.1  # Largest margin of a bound, as a part of the distance between the bounds
 
 
 @dataclass(frozen=True)
 class Domain:
-    """The set of allowed points.
+    """The set of allowed points."""
 
-    Attributes:
-        scale: size of one unit of ``u`` in each coordinate of ``x``, shape ``(d,)``.
-        lower: least allowed ``x``, ``-inf`` where there is none.
-        upper: largest allowed ``x``, ``inf`` where there is none.
-        integer: which coordinates are integers.
-        margin: how far outside of the bounds the walls are, and how far inside points are moved, shape ``(d,)``.
-    """
-
-    scale: Array
-    lower: Array
-    upper: Array
-    integer: NDArray[np.bool_]
-    margin: Array
+    scale: Array  # size of one unit of u in each coordinate of x, shape (d,)
+    lower: Array  # least allowed x, -inf where there is none
+    upper: Array  # largest allowed x, inf where there is none
+    integer: NDArray[np.bool_]  # which coordinates are integers
+    margin: Array  # how far outside of the bounds the walls are, and how far inside points are moved, shape (d,)
 
     @classmethod
     def build(
@@ -53,16 +44,7 @@ class Domain:
         sigma: float = 1.0,
         form: Form | None = None,
     ) -> Domain:
-        """Check what the user asks for.
-
-        Args:
-            scale: size of one unit in each coordinate.
-            sigma: first step size, in those units; margins are not wider.
-            bounds: ``None``, a pair ``(lower, upper)`` of numbers, ``None`` or one of them for each coordinate, or one
-                pair for each coordinate.
-            integers: indices of integer coordinates, or a mask.
-            form: type of the points, in whose number format the bounds hold.
-        """
+        """Check what the user asks for."""
         d, form = len(scale), form or Form()
         lower, upper = (form.round(side) for side in _read_bounds(bounds, d))
         mask = _read_integers(integers, d)
@@ -139,10 +121,6 @@ class Domain:
         A deviation much smaller than 1 would give the same integer for ever. It is stretched so that a mean in the
         middle of what rounds to its integer still leaves it with probability ``1 / (d K)``, about one coordinate of
         one sample in each generation.
-
-        Args:
-            deviations: of the Gaussian in ``u``, shape ``(d,)``.
-            population: ``K``.
         """
         if not self.whole:
             return None

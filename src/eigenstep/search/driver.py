@@ -1,7 +1,5 @@
 """Minimize a function in one call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..core.arguments import check_function
-from ..core.progress import bar
+from ..core.extras import bar
 from ..core.result import Result
 from .evaluation import Evaluator
 from .inputs import Point
@@ -133,16 +131,8 @@ def _result(search: Search, evaluate: Evaluator) -> SearchResult:
             x, value = search.mean, float(mean(finite))
     meaning = REASONS[reason]
     found = search.target is None or search.best_fun <= search.target or reason == "callback"
-    return SearchResult(
-        x=x,
-        fun=value,
-        nfev=nfev,
-        nit=search.iterations,
-        reason=reason,
-        message=meaning.message,
-        success=meaning.success and found and bool(np.isfinite(value)),
-        restarts=search.restarts,
-        failures=failures,
-        first_failure=evaluate.first_failure,
-        history=search.history,
-    )
+    counts: Any = {"nfev": nfev, "nit": search.iterations, "restarts": search.restarts, "failures": failures}
+    success = meaning.success and found and bool(np.isfinite(value))
+    ending: Any = {"reason": reason, "message": meaning.message, "success": success}
+    first = evaluate.first_failure
+    return SearchResult(x=x, fun=value, **counts, **ending, first_failure=first, history=search.history)

@@ -1,7 +1,5 @@
 """Evaluate a population: one by one, in one call, or on workers. What fails costs its evaluations, never the search."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -30,16 +28,7 @@ class Evaluator:
         executor: Any = None,
         timeout: float | None = None,
     ) -> None:
-        """Choose how to evaluate.
-
-        Args:
-            fun: takes one point, or the whole population if ``batched``.
-            batched: call ``fun`` once, with the population as rows, for all values.
-            executor: has ``submit``, like every ``concurrent.futures.Executor``; or is a Dask client; or a function
-                without arguments that returns an executor, called again should the executor break or its workers hang.
-            timeout: seconds that the evaluation of one population may take on the executor; what is not done by then
-                has failed.
-        """
+        """Choose how to evaluate."""
         if batched and executor is not None:
             raise ValueError("batched evaluates all points in one call, so it cannot be combined with an executor")
         if timeout is not None and executor is None:

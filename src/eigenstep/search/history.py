@@ -16,12 +16,9 @@ from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
 
-LIMIT = 200
-"""When there are this many records, every second one is forgotten and half as many are made from then on."""
-SHOWN = 64
-"""Of longer vectors, this many evenly spaced entries are recorded."""
-LARGEST_ARRAY = 1_000_000
-"""Bytes of the largest array that a file may hold, several times LIMIT * SHOWN numbers."""
+LIMIT = 200  # When there are this many records, every second one is forgotten and half as many are made from then on
+SHOWN = 64  # Of longer vectors, this many evenly spaced entries are recorded
+LARGEST_ARRAY = 1_000_000  # Bytes of the largest array that a file may hold, several times LIMIT * SHOWN numbers
 
 
 @dataclass
@@ -116,12 +113,9 @@ class History:
 
     @classmethod
     def load(cls, path: str | Path) -> History:
-        """Read what :meth:`save` wrote to an ``.npz`` file.
+        """Read what :meth:`save` wrote to an ``.npz`` file, or raise a ``ValueError`` if that is something else.
 
         The file is not trusted: nothing in it is executed, and at most a few megabytes of it are read.
-
-        Raises:
-            ValueError: if the file is missing, damaged or something else.
         """
         try:
             return cls.from_dict(read_arrays(Path(path), (*LISTS, *NUMBERS)))
@@ -163,10 +157,7 @@ LISTS = tuple(entry.name for entry in fields(History) if entry.name not in NUMBE
 
 
 def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Read arrays of numbers from an ``.npz`` file that may hold anything.
-
-    NumPy's own reader would allocate whatever size a damaged header claims.
-    """
+    """Read arrays of numbers from an ``.npz`` file; NumPy's reader would allocate what a damaged header claims."""
     arrays = {}
     with zipfile.ZipFile(path) as archive:
         for name in names:

@@ -12,10 +12,8 @@ import numpy as np
 from ..core.arguments import check_number, check_size
 from ..core.numpy_twin import Array
 
-Point = Any
-"""A numpy array or a torch tensor, as the user's start is."""
-LARGEST = 1e150
-"""Larger starts and step sizes, or step sizes below one over this, could overflow somewhere."""
+Point = Any  # A numpy array or a torch tensor, as the user's start is
+LARGEST = 1e150  # Larger starts and step sizes, or step sizes below one over this, could overflow somewhere
 
 
 class Form:
@@ -114,14 +112,7 @@ def read_sigma(sigma0: Any, d: int) -> tuple[float, Array]:
 
 
 def check_start(start: Array, deviations: Array, tolx: float, form: Form) -> None:
-    """Raise where a search could not take its first step.
-
-    Args:
-        start: where it starts.
-        deviations: its first standard deviations.
-        tolx: below which deviations it ends.
-        form: the type of the points.
-    """
+    """Raise where a search could not take its first step."""
     if deviations.max() < tolx:
         raise ValueError(
             f"sigma0 is {deviations.max():.3g}, below tolx={tolx:.3g}, so the search would be over at once: "
@@ -137,12 +128,7 @@ def check_start(start: Array, deviations: Array, tolx: float, form: Form) -> Non
 
 
 def check_options(*, sizes: Mapping[str, object], numbers: Mapping[str, tuple[object, float]]) -> None:
-    """Raise unless all options are possible; ``None`` is allowed.
-
-    Args:
-        sizes: values that must be positive integers.
-        numbers: value and lower limit by name.
-    """
+    """Raise unless all options are possible; ``None`` is allowed."""
     for name, value in sizes.items():
         if value is not None:
             check_size(value, name)

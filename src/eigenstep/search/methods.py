@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from ..core.arguments import choose
 from ..core.numpy_twin import Array
-from .nes import PaperNES
 from .rates import default_population
 from .spectral import SpectralGaussian
 
@@ -54,8 +53,7 @@ class Distribution(Protocol):
         """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the other way."""
 
 
-Begin = Callable[[Array, float], Distribution]
-"""``begin(mean, sigma)`` returns the distribution that a run starts with."""
+Begin = Callable[[Array, float], Distribution]  # begin(mean, sigma) returns the distribution that a run starts with
 
 
 def even(population: int) -> int:
@@ -63,15 +61,14 @@ def even(population: int) -> int:
     return population + population % 2
 
 
-def usual_population(d: int, method: object = "spectral") -> int:
-    """Return CMA-ES's number of samples per generation, rounded up to an even number; for the paper's, twice xNES's."""
-    return 2 * default_population(d) if method == "nes" else even(default_population(d))
+def usual_population(d: int) -> int:
+    """Return CMA-ES's number of samples per generation, rounded up to an even number."""
+    return even(default_population(d))
 
 
 METHODS: Mapping[str, Begin] = {
     "spectral": SpectralGaussian.start,
     "separable": partial(SpectralGaussian.start, separable=True),
-    "nes": PaperNES.start,
 }
 
 

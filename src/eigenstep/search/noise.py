@@ -5,8 +5,6 @@ samples are evaluated more often from then on, and their values averaged; if not
 UH-CMA-ES, Hansen et al., 2009.)
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -14,25 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
-from .ranking import sanitize
+from .sampling import sanitize
 
-TOLERANCE = 0.2
-"""Rank changes below this quantile of random ones are put up with."""
-GROWTH, DECAY = 1.5, 0.9
-"""How the number of evaluations changes where there is too much noise, and where there is not."""
+TOLERANCE = 0.2  # Rank changes below this quantile of random ones are put up with
+GROWTH, DECAY = 1.5, 0.9  # How the number of evaluations changes where there is too much noise, and where there is not
 
 
 @dataclass
 class Reevaluation:
-    """How often each sample is evaluated.
+    """How often each sample is evaluated."""
 
-    Attributes:
-        repeats: evaluations of each sample, rounded down in use.
-        most: upper limit of it.
-    """
-
-    repeats: float = 1.0
-    most: int = 64
+    repeats: float = 1.0  # evaluations of each sample, rounded down in use
+    most: int = 64  # upper limit of it
 
     @property
     def final(self) -> int:
@@ -40,12 +31,7 @@ class Reevaluation:
         return max(2, int(self.repeats))
 
     def plan(self, population: int, left: int) -> NDArray[np.int64]:
-        """Return which sample each evaluation is of: all ``repeats`` times, then a few once more.
-
-        Args:
-            population: number of samples, at least 4.
-            left: how many evaluations there may be; where that is too few, all of them are used.
-        """
+        """Return which sample each evaluation is of: all ``repeats`` times, then a few once more."""
         repeats, again = int(self.repeats), max(2, population // 5)
         if repeats * population + again > left:
             population = min(population, left)
@@ -53,12 +39,7 @@ class Reevaluation:
         return np.concatenate([np.repeat(np.arange(population), repeats), np.arange(again)])
 
     def average(self, plan: NDArray[np.int64], values: Array) -> Array:
-        """Return the mean value of each sample, and learn how noisy they are.
-
-        Args:
-            plan: what :meth:`plan` returned.
-            values: one for each evaluation; a failure makes its sample fail.
-        """
+        """Return the mean value of each sample, and learn how noisy they are."""
         population = int(plan.max()) + 1
         repeats = int((plan == population - 1).sum())
         values = sanitize(values)
@@ -81,12 +62,7 @@ def mean(values: Array) -> Array:
 
 
 def rank_change(first: Array, again: Array) -> float:
-    """Return by how much rank changes exceed the tolerated ones, on average over the samples evaluated again.
-
-    Args:
-        first: values of all samples, shape ``(K,)``.
-        again: new values of the first few of them.
-    """
+    """Return by how much rank changes exceed the tolerated ones, on average over the samples evaluated again."""
     count = len(again)
     together = np.concatenate([first, again])
     ranks = together.argsort(kind="stable").argsort() + 1

@@ -1,7 +1,5 @@
 """Recombination weights and learning rates: how much each sample counts, and how fast the distribution learns."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,12 +8,9 @@ import numpy as np
 
 from ..core.numpy_twin import Array
 
-COVARIANCE_SPEED = 2.0
-"""Learning rates of the covariance, as multiples of CMA-ES's."""
-DAMPING = 0.5
-"""Damping of the step size, as a multiple of CMA-ES's."""
-REPULSION = 0.3
-"""How much of the weights of bad samples pushes the mean away from them; CMA-ES has 0."""
+COVARIANCE_SPEED = 2.0  # Learning rates of the covariance, as multiples of CMA-ES's
+DAMPING = 0.5  # Damping of the step size, as a multiple of CMA-ES's
+REPULSION = 0.3  # How much of the weights of bad samples pushes the mean away from them; CMA-ES has 0
 
 TURN_INTERVAL = 20
 """The basis turns every d divided by this generations: a turn costs d^3, and little changes in one generation."""
@@ -23,42 +18,23 @@ TURN_INTERVAL = 20
 
 @dataclass(frozen=True)
 class Rates:
-    """Constants of one generation, which depend on the dimension and the number of samples alone.
+    """Constants of one generation, which depend on the dimension and the number of samples alone."""
 
-    Attributes:
-        weights: ``w_k`` of the covariance, by rank, best first; the better half positive with sum 1, the rest negative.
-        mean_weights: those of the mean, with smaller negative ones.
-        mean_selected: with how many independent samples the mean would move as much by chance, ``mu_eff``.
-        path: rate of the path of the mean, ``c_c``.
-        rank_one: rate of its outer product, ``c_1``.
-        rank_many: rate of the samples' outer products, ``c_mu``.
-        step_path: rate of the whitened path, ``c_sigma``.
-        step_damping: damping of the step size, ``d_sigma``.
-        expected_norm: of a standard normal vector.
-        interval: generations between two turns of the basis.
-    """
-
-    weights: Array
-    mean_weights: Array
-    mean_selected: float
-    path: float
-    rank_one: float
-    rank_many: float
-    step_path: float
-    step_damping: float
-    expected_norm: float
-    interval: int
+    weights: Array  # w_k of the covariance, by rank, best first; the better half positive with sum 1, the rest negative
+    mean_weights: Array  # those of the mean, with smaller negative ones
+    mean_selected: float  # with how many independent samples the mean would move as much by chance, mu_eff
+    path: float  # rate of the path of the mean, c_c
+    rank_one: float  # rate of its outer product, c_1
+    rank_many: float  # rate of the samples' outer products, c_mu
+    step_path: float  # rate of the whitened path, c_sigma
+    step_damping: float  # damping of the step size, d_sigma
+    expected_norm: float  # of a standard normal vector
+    interval: int  # generations between two turns of the basis
 
 
 @lru_cache(maxsize=256)
 def rates(d: int, population: int, separable: bool = False) -> Rates:
-    """Return the constants of CMA-ES (Hansen, 2016), with the changes above.
-
-    Args:
-        d: dimension.
-        population: number of samples, at least 2.
-        separable: for a diagonal covariance, which has fewer parameters and can learn faster.
-    """
+    """Return the constants of CMA-ES (Hansen, 2016), with the changes above."""
     raw = math.log((population + 1) / 2) - np.log(np.arange(1, population + 1))
     good, bad = raw[raw > 0], -raw[raw < 0]
     selected = float(good.sum() ** 2 / (good**2).sum())

@@ -1,7 +1,5 @@
 """Restart schedules: how large the population, and how wide the start, of the next run is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -44,24 +42,16 @@ one begins, or ``None`` to stop."""
 
 @dataclass
 class Restarts:
-    """The schedules that have names, and what all runs so far have used.
+    """The schedules that have names, and what all runs so far have used."""
 
-    Attributes:
-        bipop: whether to make small, narrow runs in between, as long as they have used fewer evaluations than the large
-            ones (Hansen, 2009). Without them, the population doubles at every restart (Auger and Hansen, 2005).
-        first: population of the first run, once that is over.
-        doublings: how often the population has doubled.
-        large_evals: evaluations of the runs with growing populations.
-        small_evals: evaluations of the others.
-        last_large: evaluations of the last run with a growing population.
-    """
-
+    # whether to make small, narrow runs in between, as long as they have used fewer evaluations than the large ones
+    # (Hansen, 2009). Without them, the population doubles at every restart (Auger and Hansen, 2005)
     bipop: bool = False
-    first: int = 0
-    doublings: int = 0
-    large_evals: int = 0
-    small_evals: int = 0
-    last_large: int = 0
+    first: int = 0  # population of the first run, once that is over
+    doublings: int = 0  # how often the population has doubled
+    large_evals: int = 0  # evaluations of the runs with growing populations
+    small_evals: int = 0  # evaluations of the others
+    last_large: int = 0  # evaluations of the last run with a growing population
 
     def __call__(self, ended: Start, evals: int, rng: np.random.Generator) -> Start:
         """Return the next start; see :data:`Schedule`."""

@@ -1,15 +1,16 @@
-"""The state of a search as plain arrays and numbers, and back."""
+"""What a search has asked for, and its whole state as plain arrays and numbers, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .asked import Asked
+from ..core.numpy_twin import Array
 from .history import History
 from .inputs import read_vector
 from .noise import Reevaluation
@@ -20,6 +21,28 @@ if TYPE_CHECKING:
     from .search import Search
 
 COUNTS = ("evaluations", "iterations", "failures", "restarts", "best_fun", "_run_start")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One generation."""
+
+    x: Array  # its points, as the user got them, shape (K, d)
+    z: Array  # what the distribution made them of; NaN for points that it did not make
+    plan: NDArray[np.int64] | None  # which of them each evaluation is of, if some are evaluated more than once
+
+    @property
+    def points(self) -> Array:
+        """What to evaluate, as rows."""
+        return self.x if self.plan is None else self.x[self.plan]
+
+    def sources(self, x: Array) -> Array:
+        """Return the ``z`` of points in any order, NaN for unknown ones."""
+        if np.array_equal(x, self.x):
+            return self.z.copy()
+        known = {row.tobytes(): source for row, source in zip(self.x, self.z, strict=True)}
+        missing = np.full(x.shape[1], np.nan)
+        return np.array([known.get(row.tobytes(), missing) for row in x])
 
 
 def save(search: Search) -> dict[str, Any]:

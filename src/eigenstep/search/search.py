@@ -1,7 +1,5 @@
 """The search itself: ask for points, tell their values, look whether to stop."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,15 +7,14 @@ from typing import Any
 import numpy as np
 
 from ..core.numpy_twin import Array
-from .asked import Asked
 from .domain import Domain
 from .history import History
 from .inputs import Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
 from .methods import Distribution, find_method, usual_population
 from .noise import Reevaluation
-from .ranking import sanitize
 from .restarts import Schedule, Start, find_schedule
-from .saving import restore, save
+from .sampling import sanitize
+from .saving import Asked, restore, save
 from .stopping import Progress, known_reason
 
 LONGEST_INJECTION = 2.0
@@ -66,11 +63,11 @@ class Search:
             sigma0: how far from ``x0`` to look at first, the standard deviation; one number, or one for each
                 coordinate. A third of the distance to where the minimum might be is a good choice.
             method: "spectral" learns all correlations, with d^2 numbers. "separable" learns the scale of each
-                coordinate with a few times d numbers: for thousands of coordinates. "nes" is the paper's strategy.
-                Or a function of your own, ``method(mean, sigma)``, that returns a
-                :class:`~eigenstep.search.methods.Distribution`; or a class with such a constructor named ``start``.
-            population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number, and twice
-                as many for "nes". Larger ones search more globally.
+                coordinate with a few times d numbers: for thousands of coordinates. Or a function of
+                your own, ``method(mean, sigma)``, that returns a :class:`~eigenstep.search.methods.Distribution`; or a
+                class with such a constructor named ``start``.
+            population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number.
+                Larger ones search more globally.
             bounds: ``(lower, upper)``, numbers or vectors or ``None``, or one such pair for each coordinate.
             integers: indices of coordinates that must be integers.
             restarts: what to do at a local minimum: stop (``None``); start again with twice the population ("ipop"); or
@@ -90,15 +87,9 @@ class Search:
             tolfun: a run ends where values differ by less than this.
             tolx: a run ends where all standard deviations are smaller than this.
         """
-        check_options(
-            sizes={"max_evals": max_evals, "max_iter": max_iter, "max_restarts": max_restarts},
-            numbers={
-                "tolfun": (tolfun, 0.0),
-                "tolx": (tolx, 0.0),
-                "max_seconds": (max_seconds, 0.0),
-                "target": (target, -np.inf),
-            },
-        )
+        numbers: Any = {"tolfun": (tolfun, 0.0), "tolx": (tolx, 0.0), "max_seconds": (max_seconds, 0.0)}
+        sizes = {"max_evals": max_evals, "max_iter": max_iter, "max_restarts": max_restarts}
+        check_options(sizes=sizes, numbers={**numbers, "target": (target, -np.inf)})
         check_population(population)
         begin = find_method(method)
         self._rng = np.random.default_rng(seed)
@@ -116,7 +107,7 @@ class Search:
         self.max_evals, self._max_iter = 10_000 * d if max_evals is None else max_evals, max_iter
         self._max_seconds, self._max_restarts, self.target = max_seconds, max_restarts, target
         self._tolfun, self._tolx = tolfun, tolx
-        self._present = Start(usual_population(d, method) if population is None else population)
+        self._present = Start(usual_population(d) if population is None else population)
         self._restarts = find_schedule(restarts)
         self.noise = Reevaluation() if noisy else None
 
@@ -173,11 +164,7 @@ class Search:
     # Ask, tell, stop.
 
     def inject(self, points: Point) -> None:
-        """Propose points of your own, which the next :meth:`ask` will return among its points.
-
-        Args:
-            points: one point, or several as rows.
-        """
+        """Propose a point of your own, or several as rows, which the next :meth:`ask` will return among its points."""
         rows = np.atleast_2d(to_numpy(points)).copy()
         self._check_points(rows)
         self._injected.extend(rows)
@@ -316,13 +303,14 @@ class Search:
         """Set the reason to stop, or restart, if it is time to."""
         if self.target is not None and self.best_fun <= self.target:
             self._reason = "target"
-            return
-        if self.evaluations >= self.max_evals - self._reserve:
+        elif self.evaluations >= self.max_evals - self._reserve:
             self._reason = "max_evals"
-            return
-        if self._max_iter is not None and self.iterations >= self._max_iter:
+        elif self._max_iter is not None and self.iterations >= self._max_iter:
             self._reason = "max_iter"
-            return
+        else:
+            self._look_at_run()
+
+    def _look_at_run(self) -> None:
         reason = self._progress.reason(self.distribution, self.population, self._domain.scale)
         used = self.evaluations - self._run_start
         limited = self._present.max_evals is not None and used >= self._present.max_evals
@@ -332,10 +320,8 @@ class Search:
         if reason == "failed" and self.best is None:  # again at the same point it would be no better, elsewhere it may
             few = FAILED_RESTARTS if self._x0 is not None or self._domain.boxed else 0
             most = few if most is None else min(most, few)
-        if self._restarts is None or (most is not None and self.restarts >= most):
-            self._reason = reason or "max_evals"
-            return
-        following = self._restarts(self._present, used, self._rng)
+        allowed = most is None or self.restarts < most
+        following = self._restarts(self._present, used, self._rng) if self._restarts is not None and allowed else None
         if following is None:
             self._reason = reason or "max_evals"
             return

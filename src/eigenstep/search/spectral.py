@@ -24,47 +24,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array, bounded, cayley, diagonal, rayleigh_quotients, reorthonormalize, transpose
-from .ranking import assign
 from .rates import Rates, rates
-from .sampling import mirrored_orthogonal
+from .sampling import assign, mirrored_orthogonal
 
 MAX_LOG_EIGS = 18.0
 """Eigenvalues stay within ``exp`` of plus and minus this around their geometric mean: a condition number of 4e15."""
-MAX_CHANGE = 2.0
-"""Largest change of the logarithm of an eigenvalue in one turn."""
-SIGMA_RANGE = (1e-150, 1e150)
-"""Step sizes beyond this would overflow somewhere."""
-REPAIR_INTERVAL = 100
-"""Turns between two steps that remove what rounding has cost the basis of its orthogonality."""
+MAX_CHANGE = 2.0  # Largest change of the logarithm of an eigenvalue in one turn
+SIGMA_RANGE = (1e-150, 1e150)  # Step sizes beyond this would overflow somewhere
+REPAIR_INTERVAL = 100  # Turns between two steps that remove what rounding has cost the basis of its orthogonality
 
 
 @dataclass(frozen=True)
 class SpectralGaussian:
-    """A Gaussian that learns; all methods return a new one.
+    """A Gaussian that learns; all methods return a new one."""
 
-    Attributes:
-        mean: ``m``, shape ``(*batch, d)``.
-        sigma: step size, shape ``(*batch,)``.
-        log_eigs: ``v``, shape ``(*batch, d)``, with mean zero after each turn.
-        basis: ``B``, shape ``(*batch, d, d)``, or ``None`` for a diagonal covariance.
-        path: ``p``, the path of the mean, in the coordinates of the eigenbasis and units of sigma.
-        step_path: the whitened path that controls sigma, in the coordinates of the eigenbasis.
-        average: ``A`` while turns wait for several generations, shape ``(*batch, d, d)``; else ``None``.
-        generation: how many updates there were.
-        turns: how many times the basis has turned.
-        waiting: generations since it did.
-    """
-
-    mean: Array
-    sigma: Array
-    log_eigs: Array
-    basis: Array | None
-    path: Array
-    step_path: Array
-    average: Array | None = None
-    generation: int = 0
-    turns: int = 0
-    waiting: int = 0
+    mean: Array  # m, shape (*batch, d)
+    sigma: Array  # step size, shape (*batch,)
+    log_eigs: Array  # v, shape (*batch, d), with mean zero after each turn
+    basis: Array | None  # B, shape (*batch, d, d), or None for a diagonal covariance
+    path: Array  # p, the path of the mean, in the coordinates of the eigenbasis and units of sigma
+    step_path: Array  # the whitened path that controls sigma, in the coordinates of the eigenbasis
+    average: Array | None = None  # A while turns wait for several generations, shape (*batch, d, d); else None
+    generation: int = 0  # how many updates there were
+    turns: int = 0  # how many times the basis has turned
+    waiting: int = 0  # generations since it did
 
     @classmethod
     def start(cls, mean: Array, sigma: float, *, separable: bool = False) -> SpectralGaussian:
@@ -79,12 +62,7 @@ class SpectralGaussian:
         return mirrored_orthogonal(rng, self.mean.shape[:-1], population, self.mean.shape[-1])
 
     def sample(self, z: Array, stretch: Array | None = None) -> Array:
-        """Return ``m + sigma B Diag(exp v/2) z``.
-
-        Args:
-            z: whitened samples, shape ``(*batch, K, d)``.
-            stretch: factors of the coordinates' deviations, shape ``(d,)``.
-        """
+        """Return ``m + sigma B Diag(exp v/2) z``."""
         deviations = self.sigma[..., None, None] * self._turn_back(z * np.exp(self.log_eigs / 2)[..., None, :])
         return self.mean[..., None, :] + (deviations if stretch is None else stretch * deviations)
 
@@ -96,13 +74,7 @@ class SpectralGaussian:
         return turned * np.exp(-self.log_eigs / 2)[..., None, :]
 
     def update(self, z: Array, values: Array, stretch: Array | None = None) -> SpectralGaussian:
-        """Learn from samples and their values.
-
-        Args:
-            z: whitened samples, shape ``(*batch, K, d)``.
-            values: what the function gave, shape ``(*batch, K)``, without NaN.
-            stretch: what :meth:`sample` was given.
-        """
+        """Learn from samples and their values."""
         population, d = z.shape[-2:]
         c = rates(d, population, self.basis is None)
         weights, mean_weights = assign(values, c.weights, c.mean_weights)

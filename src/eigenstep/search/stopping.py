@@ -1,7 +1,5 @@
 """When to stop: every reason has a name, a sentence, and says whether the search has converged."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,45 +12,34 @@ from .methods import Distribution
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a search ended.
+    """Why a search ended."""
 
-    Attributes:
-        message: one sentence.
-        success: whether it found what it was looking for.
-        local: whether a restart could help.
-    """
-
-    message: str
-    success: bool
-    local: bool
+    message: str  # one sentence
+    success: bool  # whether it found what it was looking for
 
 
 REASONS: Mapping[str, Reason] = {
-    "target": Reason("the target value is reached", success=True, local=False),
-    "tolfun": Reason("values differ by less than tolfun, in the population and over time", success=True, local=True),
-    "tolx": Reason("the standard deviations are all below tolx", success=True, local=True),
-    "no_effect": Reason("the distribution is so narrow that rounding swallows its samples", success=True, local=True),
-    "flat": Reason("values have been equal for many generations", success=False, local=True),
-    "stagnation": Reason("values have stopped getting better", success=False, local=True),
-    "condition": Reason("the axes of the distribution differ by more than a factor 1e7", success=False, local=True),
+    "target": Reason("the target value is reached", success=True),
+    "tolfun": Reason("values differ by less than tolfun, in the population and over time", success=True),
+    "tolx": Reason("the standard deviations are all below tolx", success=True),
+    "no_effect": Reason("the distribution is so narrow that rounding swallows its samples", success=True),
+    "flat": Reason("values have been equal for many generations", success=False),
+    "stagnation": Reason("values have stopped getting better", success=False),
+    "condition": Reason("the axes of the distribution differ by more than a factor 1e7", success=False),
     "diverged": Reason(
-        "the distribution has grown ten thousandfold: sigma0 is much too small, or there is no minimum",
-        success=False,
-        local=True,
+        "the distribution has grown ten thousandfold: sigma0 is much too small, or there is no minimum", success=False
     ),
-    "failed": Reason("no evaluation has given a finite value", success=False, local=True),
-    "max_evals": Reason("the allowed evaluations are used up", success=False, local=False),
-    "max_iter": Reason("the allowed generations are used up", success=False, local=False),
-    "max_seconds": Reason("the allowed time is over", success=False, local=False),
-    "interrupted": Reason("interrupted from the keyboard", success=False, local=False),
-    "callback": Reason("the callback asked to stop", success=True, local=False),
-}
-"""All reasons by name, which is what ``Search.stop()`` returns."""
+    "failed": Reason("no evaluation has given a finite value", success=False),
+    "max_evals": Reason("the allowed evaluations are used up", success=False),
+    "max_iter": Reason("the allowed generations are used up", success=False),
+    "max_seconds": Reason("the allowed time is over", success=False),
+    "interrupted": Reason("interrupted from the keyboard", success=False),
+    "callback": Reason("the callback asked to stop", success=True),
+}  # All reasons by name, which is what Search.stop() returns
 
 MAX_CONDITION = 1e14
 MAX_GROWTH = 1e4
-CHECK_INTERVAL = 10
-"""Generations between two looks at what takes time to compute."""
+CHECK_INTERVAL = 10  # Generations between two looks at what takes time to compute
 
 
 def known_reason(reason: str) -> str:
@@ -64,25 +51,15 @@ def known_reason(reason: str) -> str:
 
 @dataclass
 class Progress:
-    """What one run (from one start to its end) remembers to see that it is over.
+    """What one run (from one start to its end) remembers to see that it is over."""
 
-    Attributes:
-        start_axis: longest axis at the start.
-        tolfun: see :class:`~eigenstep.search.Search`.
-        tolx: see :class:`~eigenstep.search.Search`.
-        best: least value of each generation.
-        median: median value of each generation.
-        spread: range of the last generation's values.
-        flat: how many generations in a row had equal values.
-    """
-
-    start_axis: float
-    tolfun: float
-    tolx: float
-    best: list[float] = field(default_factory=list)
-    median: list[float] = field(default_factory=list)
-    spread: float = math.inf
-    flat: int = 0
+    start_axis: float  # longest axis at the start
+    tolfun: float  # see :class:`~eigenstep.search.Search`
+    tolx: float  # see :class:`~eigenstep.search.Search`
+    best: list[float] = field(default_factory=list)  # least value of each generation
+    median: list[float] = field(default_factory=list)  # median value of each generation
+    spread: float = math.inf  # range of the last generation's values
+    flat: int = 0  # how many generations in a row had equal values
 
     def add(self, values: Array) -> None:
         """Take note of one generation's values, failures being ``inf``."""
@@ -96,13 +73,7 @@ class Progress:
         self.flat = self.flat + 1 if low == ordered[min(math.ceil(count / 4), count - 1)] and math.isfinite(low) else 0
 
     def reason(self, distribution: Distribution, population: int, scale: Array) -> str | None:
-        """Return the name of the reason to end this run, if there is one.
-
-        Args:
-            distribution: as it is after the last update.
-            population: samples in each generation.
-            scale: of the coordinates.
-        """
+        """Return the name of the reason to end this run, if there is one."""
         d, generations = len(scale), len(self.best)
         if generations % CHECK_INTERVAL:
             return None

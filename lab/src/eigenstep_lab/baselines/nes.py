@@ -12,7 +12,7 @@ What differs is the factor and how it moves; all agree to first order in ``lr`` 
   ``A = C^-T``; ``C <- C h(-lr T)`` with ``T`` the lower triangle of ``M``, its diagonal halved (so ``T + T^T = M``),
   and ``h(X) = I + X + X^2/2``, which keeps the diagonal positive for every ``X``.
 
-Utilities, learning rates and populations are the library's (:mod:`eigenstep.search.nes`).
+Utilities, learning rates and populations are those of :mod:`eigenstep_lab.baselines.paper_nes`.
 
 All tensors may carry a batch of independent searches: means ``(*batch, d)``, samples ``(K, *batch, d)``.
 """
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.linalg import diagonal
 
-from eigenstep.search.nes import utility_table
+from .paper_nes import utility_table
 
 Strategy = TypeVar("Strategy", bound="NES")
 

@@ -24,6 +24,7 @@ BENCHMARKS: Mapping[str, Command] = {
     "precision": Command("eigenstep_lab.bench.precision", "float32 against bfloat16, and the drift of bases"),
     "training": Command("eigenstep_lab.bench.training", "held-out loss of small transformers, by optimizer"),
     "suite": Command("eigenstep_lab.bench.suite", "held-out loss on sixteen tasks of different families, by optimizer"),
+    "speedrun": Command("eigenstep_lab.bench.suite.speedrun", "steps to a fixed loss of a modern GPT, by optimizer"),
     "spd": Command("eigenstep_lab.bench.spd", "minimize over positive-definite matrices, against pymanopt and geoopt"),
     "search": Command("eigenstep_lab.bench.search", "search without gradients, against pycma and cmaes"),
     "scaling": Command("eigenstep_lab.bench.scaling", "what a step costs on many GPUs: model and measurements"),

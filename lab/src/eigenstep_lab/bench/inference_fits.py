@@ -12,22 +12,15 @@ from sklearn import datasets
 from torch import Tensor
 from torch.func import jvp
 
-from eigenstep.inference import (
-    FitResult,
-    Gaussian,
-    classifier,
-    fit_gaussian,
-    linear_regression,
-    logistic_regression,
-    sample_posterior,
-)
+from eigenstep.inference import FitResult, Gaussian, Supervised, fit_gaussian
 from eigenstep.inference.descent import natural_gradient
 from eigenstep.inference.estimates import estimate
-from eigenstep.inference.hmc import diagnostics
-from eigenstep.inference.models import Supervised, calibration_error, class_probabilities, log_predictive, predictive
 from eigenstep.inference.target import Target
 
+from ..baselines.hmc import diagnostics, sample_posterior
 from ..console import track
+from ..problems.regressions import classifier, linear_regression, logistic_regression
+from .inference_predictions import calibration_error, class_probabilities, log_predictive, predictive
 from .inference_quadrature import Quadrature
 
 UNBIASED = ("hessian", "gauss-newton", "reparametrization", "reinforce")

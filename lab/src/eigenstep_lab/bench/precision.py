@@ -18,10 +18,10 @@ from torch import nn
 
 from eigenstep.core.maps import orthogonality_defect
 from eigenstep.optim import Spectral
-from eigenstep.plotting import save_lines
 
 from ..console import track
 from ..figures.training import load_task
+from ..lines import save_lines
 from ..problems.tasks import TASKS, train
 from ..results import Table, Verdict, verdict_table
 

@@ -21,9 +21,8 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from eigenstep.plotting import save_lines
-
 from ..console import MOST_THREADS, between, track
+from ..lines import save_lines
 from ..registry import OPTIMIZERS, build
 from ..results import Table, Verdict, verdict_table
 

@@ -24,10 +24,10 @@ from eigenstep.core.generators import Rotation, bounded, moore_penrose
 from eigenstep.core.matrices import Full
 from eigenstep.core.sources import reinforce
 from eigenstep.core.step import update
-from eigenstep.search.nes import default_lr
 from eigenstep.search.rates import default_population
 
 from ..baselines.nes import NES, CholeskyNES, ExponentialNES, rank_utilities
+from ..baselines.paper_nes import default_lr
 from ..console import track
 from ..problems.functions import FUNCTIONS, Function
 from ..results import Curve, Panel, Result, Table, Verdict

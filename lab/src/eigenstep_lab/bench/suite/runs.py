@@ -20,7 +20,7 @@ from typing import Any
 import eigenstep
 
 from ...console import UserError
-from .catalog import TASKS
+from .catalog import task_of
 from .peers import OURS, make_optimizer
 from .task import Record, run_one
 
@@ -73,7 +73,7 @@ class Run:
         """Train."""
         options = {**parsed(self.row.options), **parsed(self.momentum)}
         return run_one(
-            TASKS[self.task],
+            task_of(self.task),
             lambda model: make_optimizer(self.row.optimizer, model, self.lr, self.weight_decay, options),
             seed=self.seed,
             steps=self.steps,

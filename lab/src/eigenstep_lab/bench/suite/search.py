@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from .catalog import TASKS
+from .catalog import task_of
 from .peers import OURS, PEERS
 from .runs import Results, Row, Run, code_version, read, result, written
 from .task import Record
@@ -98,10 +98,11 @@ class Study:
     trials: int = TRIALS
     code: str | None = None
 
-    def run_of(self, task: str, row: Row, settings: Settings, seed: int | None = None) -> Run:
-        """Return a run of a row with some settings: a trial, or the full run of a seed."""
+    def run_of(self, task: str, row: Row, settings: Settings, seed: int | None = None, steps: int | None = None) -> Run:
+        """Return a run of a row with some settings: a trial, or the run of a seed, full if no length is given."""
         code = (self.code if row.optimizer in OURS else None) or code_version(row.optimizer)
-        steps = TASKS[task].steps if seed is not None else TASKS[task].steps // 2
+        whole = task_of(task).steps
+        steps = steps or (whole if seed is not None else whole // 2)
         seed = TRIAL_SEED if seed is None else seed
         return Run(task, row, settings.lr, settings.weight_decay, settings.momentum, seed, steps, code)
 

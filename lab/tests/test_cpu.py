@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from eigenstep import cpu
+from eigenstep_lab import cpu
 
 VARIABLE, VALUE = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
 DIE = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
@@ -75,7 +75,7 @@ def test_importing_the_package_sets_up_nothing_and_prints_nothing():
     code = """
 import os, sys
 before = dict(os.environ)
-import eigenstep, eigenstep.cpu
+import eigenstep, eigenstep_lab.cpu
 assert "torch" not in sys.modules and dict(os.environ) == before
 """
     assert child(code) == ""
@@ -84,7 +84,7 @@ assert "torch" not in sys.modules and dict(os.environ) == before
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="oneDNN's names of x86 instruction sets")
 @pytest.mark.parametrize(("first", "expected"), [("", True), ("torch.randn(512, 512) @ torch.randn(512, 512)", False)])
 def test_the_setting_counts_until_the_first_matmul(first, expected):
-    """What the docstring of eigenstep.cpu promises, shown with an instruction set that every x86 has."""
+    """What the docstring of eigenstep_lab.cpu promises, shown with an instruction set that every x86 has."""
     code = f"""
 import os, torch
 {first}

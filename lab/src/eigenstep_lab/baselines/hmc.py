@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.checks import check_function, check_number, check_size, describe
-from .gaussian import Blocks, Gaussian, Parameters, event, unwrap
-from .target import Target
+from eigenstep.core.checks import check_function, check_number, check_size, describe
+from eigenstep.inference.gaussian import Blocks, Gaussian, Parameters, event, unwrap
+from eigenstep.inference.target import Target
 
 
 @dataclass(frozen=True)

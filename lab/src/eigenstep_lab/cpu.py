@@ -4,7 +4,7 @@ Some processors (virtual ones, mostly) advertise AMX instructions and then kill 
 instruction at the first bf16 matmul. Telling oneDNN, the library behind torch's matmuls, to leave AMX alone helps;
 it reads that setting once, at the first matmul of the process, whatever its dtype. So call
 
-    from eigenstep import cpu
+    from eigenstep_lab import cpu
     print(cpu.prepare().explain())
 
 at the start of a program, best before torch is imported: OMP_WAIT_POLICY, which stops idle threads from spinning, is

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from eigenstep.inference import Gaussian, sample_posterior
-from eigenstep.inference.hmc import diagnostics
+from eigenstep.inference import Gaussian
+from eigenstep_lab.baselines.hmc import diagnostics, sample_posterior
+
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def test_moments_of_a_skewed_distribution() -> None:
@@ -45,3 +47,5 @@ def test_bad_starts() -> None:
         sample_posterior(lambda w: w.sum().log(), Gaussian.start(torch.zeros(1)), chains=20)
     with pytest.raises(ValueError, match="draws must be"):
         sample_posterior(lambda w: -(w.sum() ** 2), Gaussian.start(torch.zeros(1)), draws=0)
+    with pytest.raises(TypeError, match="metric must be a Gaussian"):
+        sample_posterior(lambda w: -(w.sum() ** 2), torch.zeros(2))  # type: ignore[arg-type]

@@ -8,7 +8,8 @@ In whitened coordinates ``z`` (samples are ``m + B d^(-1/2) z``) and with utilit
     B <- B Cayley(N)
     m <- m + B d^(-1/2) sum_k u_k z_k
 
-where ``N`` uses the old ``d``. Written with sinh, no quotient of eigenvalues can overflow.
+where ``N`` uses the old ``d``. ``minimize(..., method=PaperNES, population=usual_population(d))`` searches with it.
+Written with sinh, no quotient of eigenvalues can overflow.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.numpy_twin import Array, cayley, diagonal, reorthonormalize, transpose
-from .ranking import assign
-from .sampling import independent
-from .spectral import MAX_LOG_EIGS, REPAIR_INTERVAL, SIGMA_RANGE
+from eigenstep.core.numpy_twin import Array, cayley, diagonal, reorthonormalize, transpose
+from eigenstep.search.rates import default_population
+from eigenstep.search.sampling import assign
+from eigenstep.search.spectral import MAX_LOG_EIGS, REPAIR_INTERVAL, SIGMA_RANGE
 
 GAP = 1e-6
 """Eigenvalues whose difference is at most this fraction of the larger one count as equal, as in the core."""
@@ -58,7 +59,7 @@ class PaperNES:
 
     def draw(self, rng: np.random.Generator, population: int) -> Array:
         """Return whitened samples ``z``, shape ``(*batch, population, d)``."""
-        return independent(rng, self.mean.shape[:-1], population, self.mean.shape[-1])
+        return rng.standard_normal((*self.mean.shape[:-1], population, self.mean.shape[-1]))
 
     def sample(self, z: Array, stretch: Array | None = None) -> Array:
         """Return ``m + B d^(-1/2) z``; ``stretch`` multiplies the coordinates' deviations."""
@@ -119,6 +120,11 @@ def utility_table(population: int) -> Array:
     """Return the utilities by rank: ``max(0, log(K/2 + 1) - log(rank))`` scaled to the sum one, minus ``1/K``."""
     raw = np.maximum(0.0, math.log(population / 2 + 1) - np.log(np.arange(1, population + 1)))
     return np.asarray(raw / raw.sum() - 1 / population)
+
+
+def usual_population(d: int) -> int:
+    """Return twice the number of samples of xNES and CMA-ES."""
+    return 2 * default_population(d)
 
 
 def default_lr(d: int) -> float:
