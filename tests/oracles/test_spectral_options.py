@@ -16,7 +16,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "no momentum": {"betas": (0.0, 0.95)},
     "no momentum, no weight decay": {"betas": (0.0, 0.8), "weight_decay": 0.0},
     "other betas": {"betas": (0.7, 0.9)},
-    "no memory": {"betas": (0.9, 0.0)},
+    "hardly any memory": {"betas": (0.9, 0.02)},
     "weight decay": {"weight_decay": 0.5},
     "maximize": {"maximize": True},
     "plain momentum": {"nesterov": False},

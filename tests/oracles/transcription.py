@@ -30,21 +30,21 @@ from .layouts import Side, views_of
 
 DEFAULTS: dict[str, Any] = {
     "lr": 1e-3,
-    "betas": (0.95, 0.95),
+    "betas": (0.9, 0.95),
     "weight_decay": 0.01,
     "root": 2.0,
     "interval": 2,
     "eigenvalues": "corrected",
-    "nesterov": 0.2,
+    "nesterov": 0.1,
     "clip": None,
-    "grafting": None,
+    "grafting": "descent",
     "structure": "kronecker",
     "max_dim": 2048,
     "max_ratio": 2.0,
     "decay": 1.0,
     "damping": 1e-10,
     "relative_damping": True,
-    "start": 2.0,
+    "start": 1.0,
     "turn_first": False,
     "eigenvalues_wait": False,
     "rotation": "bounded",
@@ -60,7 +60,7 @@ PAPER = {
     **DEFAULTS,
     **{"betas": (0.9, 0.95), "eigenvalues": "kronecker", "rotation": "normalized", "basis_lr": 0.5},
     **{"maps": "truncated", "reorthonormalize": False, "start": 0.0, "turn_first": True, "nesterov": False},
-    **{"relative_damping": False, "damping": 1e-12, "clip": 1.0, "max_dim": None, "max_ratio": None},
+    **{"relative_damping": False, "damping": 1e-12, "clip": 1.0, "max_dim": None, "max_ratio": None, "grafting": None},
 }
 EARLY_STEPS, GAP, CAP = 100, 0.1, 0.5
 
@@ -121,6 +121,7 @@ class Tensor:
         shape = [side.size for side in sides]
         self.t = self.turns = 0
         self.alpha: float | None = None
+        self.gain = 1.0
         self.momentum, self.D, self.adam = np.zeros(shape), np.zeros(shape), np.zeros(shape)
 
     def direction(self, gradient: Array, vectors: list[Array], turning: bool, own: bool) -> Array:
@@ -128,6 +129,9 @@ class Tensor:
         o = self.o
         self.t += 1
         G = self.rotate(gradient)
+        if np.any(G):
+            weight = rate(o["betas"][1], self.t, 1.0)
+            self.gain += weight * (max(1.0, np.abs(gradient).sum() / np.abs(G).sum()) - self.gain)
         self.average(G)
         samples = [self.rotate(v) for v in vectors]
         if self.alpha is None and (turning or not o["eigenvalues_wait"]):  # the first one not zero sets the scale
@@ -245,9 +249,12 @@ class Tensor:
         return (self.alpha * np.maximum(spectrum, 1e-300)) ** (-1 / self.o["root"])
 
     def limited(self, step: Array, gradient: Array) -> Array:
-        """Give the step the size of Adam's or RMSprop's, and clip its root mean square."""
+        """Give the step the size of Adam's or RMSprop's, or lengthen it; clip its root mean square."""
         o = self.o
-        if o["grafting"] is not None:
+        if o["grafting"] == "descent":
+            if any(factor.blocks for factor in self.factors) and size(step) > 0:
+                step = step * min(self.gain, max(1.0, 1 / size(step)))
+        elif o["grafting"] is not None:
             weight = rate(o["betas"][1], self.t, min(o["start"], 1.0))
             self.adam = (1 - weight) * self.adam + weight * gradient**2
             numerator = gradient

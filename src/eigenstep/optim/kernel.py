@@ -74,14 +74,18 @@ def step(
     for axis in range(gradient.ndim - 2):
         if f"basis_{axis}" in state:
             bases[axis] = state[f"basis_{axis}"]
-    rotated = rotate(_within_range(gradient, state, bases), bases)
+    plain = _within_range(gradient, state, bases)
+    rotated = rotate(plain, bases)
+    if "gain" in state:
+        _measure_gain(plain, rotated, state, rates)
+    del plain  # memory is short while bases turn
     _average(rotated, state, rule, rates)
     turns: dict[int, Tensor] = {}
     if turn or not rule.eigenvalues_wait:
         samples = rotated[..., None] if curvature is None else rotate(_within_range(curvature, state, bases), bases)
         samples, past = _whiten(samples, state, rule, rates)
         turns = _learn(samples, past, state, rule, rates, bases if turn else {})
-        del samples  # memory is short while bases turn
+        del samples
     if rule.turn_first:
         rotated = rotate(rotated, turns)
         weight = _rate(rates.beta2, state["step"], rule.start)
@@ -92,7 +96,7 @@ def step(
     if not rule.turn_first:
         _turn(turns, bases, state, rule, given)
     if rule.grafting is not None or rule.clip is not None:
-        direction = _limit(direction, _within_range(gradient, state, bases), bases, state, rule, rates)
+        direction = _limit(direction, gradient, bases, state, rule, rates)
     return direction
 
 
@@ -114,6 +118,19 @@ def rotate(x: Tensor, turns: Turns, back: bool = False) -> Tensor:
             moved = x.movedim(axis + 2, -1)
             x = matmul(moved.flatten(1, -2), matrix[:, 0]).view(moved.shape).movedim(-1, axis + 2)
     return x.to(dtype)
+
+
+def _measure_gain(plain: Tensor, rotated: Tensor, state: State, rates: Rates) -> None:
+    """Average how much faster steps of unit entries descend in the weights' own coordinates than in the eigenbasis.
+
+    Steps of the same size, ``sign(G)`` here and there, lower the loss by the sum of the entries' magnitudes. In the
+    eigenbasis gradients are concentrated on few entries, so that their sum is smaller.
+    """
+    gain = torch.linalg.vector_norm(plain.flatten(1), 1, dim=1)
+    gain = gain / torch.linalg.vector_norm(rotated.flatten(1), 1, dim=1)
+    # Of zero gradients, or sums beyond the number format, nothing is learned.
+    gain = torch.where(gain.isfinite(), gain, state["gain"]).clamp_min(1.0)
+    state["gain"].lerp_(gain, _rate(rates.beta2, state["step"], 1.0))
 
 
 def _average(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> None:
@@ -326,9 +343,15 @@ def _precondition(direction: Tensor, state: State, rule: Rule) -> Tensor:
 
 def _limit(direction: Tensor, gradient: Tensor, bases: Turns, state: State, rule: Rule, rates: Rates) -> Tensor:
     """Give each direction the size of another optimizer's step, and clip its root mean square."""
-    if rule.grafting is not None:
+    if "gain" in state:
+        # Not beyond Adam's largest step, whose entries are all one. Sizes beyond the number format count as too large.
+        size = torch.linalg.vector_norm(direction, dim=tuple(range(1, direction.ndim)), keepdim=True)
+        most = (direction[0].numel() ** 0.5 / size).clamp_min(1.0)
+        direction = direction * torch.minimum(state["gain"].view_as(most), most)
+    elif "graft" in state:
         size = _size(direction).clamp_min(torch.finfo(direction.dtype).tiny)
-        direction = direction / size * _size(_grafted_step(gradient, bases, state, rule, rates))
+        other = _grafted_step(_within_range(gradient, state, bases), bases, state, rule, rates)
+        direction = direction / size * _size(other)
     if rule.clip is not None:
         direction = direction * (rule.clip / _size(direction).clamp_min(rule.clip))
     return direction

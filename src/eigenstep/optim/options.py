@@ -21,7 +21,7 @@ Work = Sequence[tuple[dict[str, Any], list[Tensor]]]
 
 CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "eigenvalues": ("corrected", "kronecker"),
-    "grafting": (None, "adam", "rms"),
+    "grafting": ("descent", "adam", "rms", None),
     "structure": STRUCTURES,
     "rotation": ("bounded", "normalized", "moore_penrose"),
     "maps": ("quadratic", "truncated", "exact"),
@@ -215,8 +215,10 @@ def turns_at(group: Mapping[str, Any], count: int) -> bool:
         group: the options; with ``start=0`` there is no early time.
         count: the number of steps before this one.
     """
-    early = isinstance(group["interval"], int) and group["start"] > 0 and count < EARLY
-    return early or count % interval_at(group["interval"], count) == 0
+    interval = group["interval"]
+    if isinstance(interval, int):
+        return count % interval == 0 or (group["start"] > 0 and count < EARLY)
+    return count % interval_at(interval, count) == 0
 
 
 def interval_at(interval: Any, count: int) -> int:

@@ -22,6 +22,7 @@ PAPER: Mapping[str, Any] = {
     "relative_damping": False,
     "damping": 1e-12,
     "clip": 1.0,
+    "grafting": None,
     "interval": 2,
     "max_dim": None,
     "max_ratio": None,

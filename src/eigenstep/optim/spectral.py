@@ -58,23 +58,23 @@ class Spectral(Optimizer):
         self,
         params: Params,
         lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.95, 0.95),
+        betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float | Tensor = 0.01,
         *,
         cautious_weight_decay: bool = False,
         root: float = 2.0,
         interval: Interval = 2,
         eigenvalues: str = "corrected",
-        nesterov: float | bool = 0.2,
+        nesterov: float | bool = 0.1,
         clip: float | None = None,
-        grafting: str | None = None,
+        grafting: str | None = "descent",
         structure: str = "kronecker",
         max_dim: int | None = 2048,
         max_ratio: float | None = 2.0,
         decay: float = 1.0,
         damping: float = 1e-10,
         relative_damping: bool = True,
-        start: float = 2.0,
+        start: float = 1.0,
         turn_first: bool = False,
         eigenvalues_wait: bool = False,
         rotation: str | Rotation = "bounded",
@@ -114,7 +114,9 @@ class Spectral(Optimizer):
             nesterov: weight of the newest gradient beside the momentum's; ``True`` for Nesterov's own ``1 - betas[0]``,
                 0 for momentum alone. Less where steps are too restless.
             clip: largest root mean square of a layer's step before the learning rate. 1 if the loss has spikes.
-            grafting: give each layer's step the size of "adam"'s or "rms"'s (RMSprop). For roots other than 2.
+            grafting: what sizes each layer's step. "descent" lengthens it until it lowers the loss as fast as Adam's
+                would at the same learning rate, but not beyond Adam's largest step. "adam" or "rms" (RMSprop) for roots
+                other than 2; ``None`` for steps as they are.
             structure: "kronecker"; "axes", one factor per axis, for convolutions; "full", one matrix over the whole
                 parameter, for tiny ones; "diagonal", no basis, where one brings nothing.
             max_dim: longest side that gets one basis; longer ones are cut into blocks. Lower it to save time;

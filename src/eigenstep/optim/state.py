@@ -26,13 +26,13 @@ class Rule:
     rotation: str | Rotation = "bounded"
     maps: str | Orthogonal = "quadratic"
     reorthonormalize: bool = True
-    nesterov: float | bool = 0.2
+    nesterov: float | bool = 0.1
     turn_first: bool = False
     eigenvalues_wait: bool = False
-    start: float = 2.0
+    start: float = 1.0
     relative_damping: bool = True
     clip: float | None = None
-    grafting: str | None = None
+    grafting: str | None = "descent"
 
 
 class Rates(NamedTuple):
@@ -80,6 +80,8 @@ def new_state(
     large = ["momentum"] if momentum else []
     if rule.eigenvalues == "corrected" and len(full) > 1:
         large.append("second_moment")
-    if rule.grafting is not None:
+    if rule.grafting in ("adam", "rms"):
         large.append("graft")
+    elif rule.grafting == "descent" and any(full):
+        state["gain"] = torch.ones_like(state["scale"])
     return state | {name: torch.zeros(shape, dtype=dtype, device=device) for name in large}

@@ -42,7 +42,7 @@ RARE: Mapping[str, tuple[Any, ...]] = {
     "eigenvalues": ("corrected", "kronecker"),
     "root": (2.0, 1.0, 4.0),
     "clip": (None, 1.0),
-    "grafting": (None, "adam", "rms"),
+    "grafting": ("descent", None, "adam", "rms"),
     "decay": (1.0, 0.9),
     "damping": (1e-10, 1e-4),
     "relative_damping": (True, False),
