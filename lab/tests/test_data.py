@@ -10,8 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from eigenstep_lab import cli
 from eigenstep_lab.console import UserError
 from eigenstep_lab.data import datasets as data
+from eigenstep_lab.data.command import describe
 from eigenstep_lab.data.datasets import DATASETS, find, load_images, load_text
 from eigenstep_lab.data.samples import Images, Text
 
@@ -317,3 +319,30 @@ def test_data_root_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("EIGENSTEP_DATA", "")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert data.data_root() == tmp_path / ".cache" / "eigenstep"
+
+
+def test_classes_are_sampled_and_their_list_is_kept(tmp_path, capsys):
+    source = tmp_path / "imagenet"
+    for part in ("train", "val"):
+        for number in range(9):
+            (source / part / f"n{number}").mkdir(parents=True)
+            Image.new("RGB", (4, 4), (number, 0, 0)).save(source / part / f"n{number}" / "a.png")
+    words = ["data", "sample", str(source)]
+    assert cli.main([*words, str(tmp_path / "some"), "--classes", "4"]) == 0
+    chosen = (tmp_path / "some" / "classes.txt").read_text().split()
+    assert len(set(chosen)) == 4
+    assert describe(str(tmp_path / "some")) == "4 + 4 pictures in 4 classes"
+    assert sorted(path.name for path in (tmp_path / "some" / "val").iterdir()) == chosen
+    assert cli.main([*words, str(tmp_path / "same"), "--list", str(tmp_path / "some" / "classes.txt")]) == 0
+    assert (tmp_path / "same" / "classes.txt").read_text().split() == chosen
+    assert cli.main([*words, str(tmp_path / "other"), "--classes", "4", "--seed", "1"]) == 0
+    assert (tmp_path / "other" / "classes.txt").read_text().split() != chosen
+    capsys.readouterr()
+    mistakes = {
+        "not empty": [str(tmp_path / "some"), "--classes", "4"],
+        "cannot draw 25": [str(tmp_path / "new")],
+        "say which": [],
+    }
+    for error, more in mistakes.items():
+        assert cli.main([*words, *more]) != 0
+        assert error in capsys.readouterr().err

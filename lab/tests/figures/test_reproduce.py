@@ -25,10 +25,12 @@ CPU = torch.device("cpu")
 MINIATURES = {
     "full_matrix": matching.Settings(sizes=(6,), seeds=2, steps=6, lr=0.01, points=3),
     "kronecker": matching.Settings(sizes=(2, 3), seeds=2, steps=6, lr=0.01, points=3),
-    "spd": spd.Settings(dimension=4, seeds=2, steps=40, samples=20, minibatch=10, target=0.5),
+    "spd": spd.Settings(
+        dimension=4, seeds=2, steps=40, samples=20, minibatch=10, target=0.5, lr_nearness=0.05, lr_log_det=0.1
+    ),
     "gradient_free": gradient_free.Settings(dimension=2, seeds=3, generations=12, target=2.0),
     "exact_vs_truncated": exact_vs_truncated.Settings("digits", steps=2, seeds=1, sides=(4,)),
-    "low_precision": low_precision.Settings(("digits",), steps=2, seeds=1, lrs=(1e-2,)),
+    "low_precision": low_precision.Settings(("digits",), steps=2, seeds=1, tuning_steps=2, lrs=(1e-2,)),
 }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from eigenstep_lab.console import UserError
 from eigenstep_lab.train import command as train
 from eigenstep_lab.train import settings as module
 from eigenstep_lab.train import tune
@@ -54,6 +55,33 @@ def test_the_command_line_wins_over_the_file(tmp_path):
     assert parse("--config", str(path), "--optimizer", "soap").option == {"eps": 1e-4, "shampoo_beta": 0.5}
 
 
+def test_another_optimizer_keeps_the_precision_of_the_configuration():
+    halves = {"basis_dtype": "bfloat16", "state_dtype": "bfloat16"}
+    for name in ("spectral", "spectral_fast"):
+        assert parse("--config", "plainvit-imagewoof", "--optimizer", name).option == halves
+        assert parse("--config", "plainvit-imagewoof", "--optimizer", name, "--option", "root=4").option == {
+            **halves,
+            "root": 4,
+        }
+    assert parse("--config", "plainvit-imagewoof", "--optimizer", "muon").option == {}
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in CONFIGS.glob("*.toml") if not p.stem.endswith("-mixed")))
+def test_both_readings_of_the_papers_precision(name):
+    pure, mixed = parse("--config", name), parse("--config", f"{name}-mixed")
+    assert (pure.precision, mixed.precision) == ("bf16", "mixed")
+    assert dataclasses.replace(mixed, precision="bf16") == pure
+
+
+def test_a_base_must_be_one_of_ours(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "../secret"\nlr = 1.0\n')
+    with pytest.raises(UserError, match="base must name a configuration"):
+        parse("--config", str(path))
+    path.write_text('base = "plainvit-imagewoof"\nlr = 1.0\n')
+    assert (parse("--config", str(path)).lr, parse("--config", str(path)).model) == (1.0, "plainvit")
+
+
 def test_settings_survive_a_file(tmp_path):
     options = {"option": {"betas": [0.9, 0.99], "root": 4}, "model_option": {"depth": 2}}
     changed = Settings(lr=1e-5, flip=True, data='a"b', **options)
@@ -67,13 +95,13 @@ def test_the_papers_protocols_are_as_the_paper_says(path):
     assert (protocol.train_for, protocol.warmup, protocol.interval) == ("210 epochs", "10 epochs", 2)
     assert protocol.batch == {"imagewoof": 128, "imagenet25": 256}[path.stem.split("-")[1]]
     assert protocol.model == path.stem.split("-")[0]
-    assert protocol.precision == "bf16"
+    assert protocol.precision == ("mixed" if path.stem.endswith("-mixed") else "bf16")
     assert protocol.mixup > 0
     assert protocol.cutmix > 0
 
 
-def test_the_papers_four_protocols_are_shipped():
-    assert len(list(CONFIGS.glob("*.toml"))) == 4
+def test_the_papers_four_protocols_are_shipped_in_both_readings_of_its_precision():
+    assert len(list(CONFIGS.glob("*.toml"))) == 2 * 4
 
 
 def test_every_network_can_be_chosen():

@@ -1,12 +1,14 @@
 """Natural evolution strategies that hold another factor of the Gaussian than its eigenbasis.
 
-Both search with a Gaussian and follow its natural gradient in whitened coordinates ``z``: samples are ``w = m + A z``
+All search with a Gaussian and follow its natural gradient in whitened coordinates ``z``: samples are ``w = m + A z``
 with covariance ``A A^T``, and with utilities ``u_k`` of the samples, best ones largest, the step is given by::
 
     g = sum_k u_k z_k          M = sum_k u_k (z_k z_k^T - I)          m <- m + lr_mean A g
 
 What differs is the factor and how it moves; all agree to first order in ``lr`` (covariance ``+ lr A M A^T``):
 
+- :class:`PlainNES`, Wierstra et al. (2008): the covariance itself, ``+ lr A M A^T``; half as much, and so on, where it
+  would not stay positive definite.
 - :class:`ExponentialNES`, xNES of Glasmachers et al. (2010): any root, ``A <- A Expm(lr/2 M)``.
 - :class:`CholeskyNES`, Lin et al. (2021): ``S = C C^T`` is the *inverse* covariance with a lower-triangular ``C``, so
   ``A = C^-T``; ``C <- C h(-lr T)`` with ``T`` the lower triangle of ``M``, its diagonal halved (so ``T + T^T = M``),
@@ -14,16 +16,20 @@ What differs is the factor and how it moves; all agree to first order in ``lr`` 
 
 Utilities, learning rates and populations are those of :mod:`eigenstep_lab.baselines.paper_nes`.
 
+Importance mixing (:class:`Population`) spares evaluations: samples of the generation before are kept with such a
+probability that the whole is still distributed as the Gaussian says.
+
 All tensors may carry a batch of independent searches: means ``(*batch, d)``, samples ``(K, *batch, d)``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.linalg import diagonal
 
 from .paper_nes import utility_table
@@ -41,6 +47,12 @@ class NES(Protocol):
     def sample(self, z: Tensor) -> Tensor:
         """Turn standard normal ``z`` of shape ``(K, *batch, d)`` into samples."""
 
+    def whiten(self, x: Tensor) -> Tensor:
+        """Return the ``z`` of samples, the inverse of :meth:`sample`."""
+
+    def log_volume(self) -> Tensor:
+        """Return ``log det A``, shape ``(*batch,)``."""
+
     def update(self: Strategy, z: Tensor, utilities: Tensor, *, lr: float, lr_mean: float = 1.0) -> Strategy:
         """Return the distribution after one step.
 
@@ -50,6 +62,46 @@ class NES(Protocol):
             lr: learning rate of the covariance.
             lr_mean: learning rate of the mean.
         """
+
+
+@dataclass(frozen=True)
+class PlainNES:
+    """Plain NES: the covariance.
+
+    Attributes:
+        mean: ``m``, shape ``(*batch, d)``.
+        covariance: shape ``(*batch, d, d)``.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+    def sample(self, z: Tensor) -> Tensor:
+        """Return ``m + A z`` with the Cholesky factor ``A``."""
+        return self.mean + _apply(self._root(), z)
+
+    def whiten(self, x: Tensor) -> Tensor:
+        """Return ``A^-1 (x - m)``."""
+        return torch.linalg.solve_triangular(self._root(), (x - self.mean)[..., None], upper=False)[..., 0]
+
+    def log_volume(self) -> Tensor:
+        """Return ``log det A``."""
+        return diagonal(self._root()).log().sum(-1)
+
+    def update(self, z: Tensor, utilities: Tensor, *, lr: float, lr_mean: float = 1.0) -> PlainNES:
+        """Return the distribution after one step; see :class:`NES`."""
+        step, moment = natural_gradient(z, utilities)
+        root = self._root()
+        tangent = lr * root @ moment @ root.mT
+        for _ in range(60):
+            indefinite = torch.linalg.cholesky_ex(self.covariance + tangent).info != 0
+            if not indefinite.any():
+                break
+            tangent = torch.where(indefinite[..., None, None], tangent / 2, tangent)
+        return PlainNES(self.mean + lr_mean * _apply(root, step), self.covariance + tangent)
+
+    def _root(self) -> Tensor:
+        return torch.linalg.cholesky(self.covariance)
 
 
 @dataclass(frozen=True)
@@ -67,6 +119,14 @@ class ExponentialNES:
     def sample(self, z: Tensor) -> Tensor:
         """Return ``m + A z``."""
         return self.mean + _apply(self.root, z)
+
+    def whiten(self, x: Tensor) -> Tensor:
+        """Return ``A^-1 (x - m)``."""
+        return torch.linalg.solve(self.root, (x - self.mean)[..., None])[..., 0]
+
+    def log_volume(self) -> Tensor:
+        """Return ``log |det A|``."""
+        return torch.linalg.slogdet(self.root).logabsdet
 
     def update(self, z: Tensor, utilities: Tensor, *, lr: float, lr_mean: float = 1.0) -> ExponentialNES:
         """Return the distribution after one step; see :class:`NES`."""
@@ -91,6 +151,14 @@ class CholeskyNES:
         """Return ``m + C^-T z``."""
         return self.mean + self._root_times(z)
 
+    def whiten(self, x: Tensor) -> Tensor:
+        """Return ``C^T (x - m)``."""
+        return _apply(self.factor.mT, x - self.mean)
+
+    def log_volume(self) -> Tensor:
+        """Return ``-log det C``."""
+        return -diagonal(self.factor).log().sum(-1)
+
     def update(self, z: Tensor, utilities: Tensor, *, lr: float, lr_mean: float = 1.0) -> CholeskyNES:
         """Return the distribution after one step; see :class:`NES`."""
         step, moment = natural_gradient(z, utilities)
@@ -101,6 +169,66 @@ class CholeskyNES:
 
     def _root_times(self, z: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(self.factor.mT, z[..., None], upper=True)[..., 0]
+
+
+@dataclass(frozen=True)
+class Population:
+    """The samples of one generation.
+
+    Attributes:
+        strategy: the Gaussian that they are distributed as.
+        points: the samples, shape ``(K, *batch, d)``.
+        new: which of them have to be evaluated, shape ``(K, *batch)``.
+    """
+
+    strategy: NES
+    points: Tensor
+    new: Tensor
+
+    @classmethod
+    def first(cls, strategy: NES, normal: Callable[[], Tensor]) -> Population:
+        """Draw all samples anew; ``normal`` gives standard normal ones."""
+        points = strategy.sample(normal())
+        return cls(strategy, points, torch.ones(points.shape[:-1], dtype=torch.bool, device=points.device))
+
+    def mixed(self, strategy: NES, refresh: float, normal: Callable[[], Tensor], generator: Generator) -> Population:
+        """Return samples of the next Gaussian, of which as many as possible are from this generation.
+
+        Those of before are kept with probability ``min(1, (1 - refresh) q/p)``, new ones taken with probability
+        ``max(refresh, 1 - p/q)``, where ``p`` is the old and ``q`` the new density (Sun et al., 2009).
+
+        Args:
+            strategy: the next Gaussian.
+            refresh: least share of new samples; with 1 all are new.
+            normal: gives standard normal candidates.
+            generator: decides what is kept.
+        """
+
+        def chance() -> Tensor:
+            return torch.rand(self.new.shape, generator=generator, dtype=torch.float64).to(self.points.device)
+
+        def log_ratio(points: Tensor) -> Tensor:
+            return log_density(strategy, points) - log_density(self.strategy, points)
+
+        points = self.points.clone()
+        missing = chance() >= (1 - refresh) * log_ratio(points).exp()
+        new = missing.clone()
+        while missing.any():
+            candidates = strategy.sample(normal())
+            taken = chance() < (1 - (-log_ratio(candidates)).exp()).clamp_min(refresh)
+            # The i-th missing sample of each search becomes its i-th accepted candidate.
+            slots, sources = ((~mask).to(torch.int8).argsort(dim=0, stable=True) for mask in (missing, taken))
+            filled = missing.gather(0, slots) & taken.gather(0, sources)
+            picked = candidates.gather(0, sources[..., None].expand_as(candidates))
+            kept = points.gather(0, slots[..., None].expand_as(points))
+            points.scatter_(0, slots[..., None].expand_as(points), torch.where(filled[..., None], picked, kept))
+            missing = missing.scatter(0, slots, missing.gather(0, slots) & ~filled)
+        return Population(strategy, points, new)
+
+
+def log_density(strategy: NES, points: Tensor) -> Tensor:
+    """Return the logarithm of the density of samples, shape ``(K, *batch)``, up to a constant."""
+    return -strategy.whiten(points).square().sum(-1) / 2 - strategy.log_volume()
 
 
 def natural_gradient(z: Tensor, utilities: Tensor) -> tuple[Tensor, Tensor]:

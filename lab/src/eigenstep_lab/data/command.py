@@ -5,6 +5,7 @@
   eigenstep data fetch all          download everything that is not there yet
   eigenstep data check all          load each one, to be sure that it is whole, and say what is in it
   eigenstep data check FOLDER       the same for a folder of pictures, before a long run meets a damaged file
+  eigenstep data sample FOLDER NEW  draw classes of a folder of pictures at random, as the paper does for ImageNet-25
 
 Set the environment variable EIGENSTEP_DATA to keep datasets elsewhere than in ~/.cache/eigenstep. Commands that train
 also take a folder of pictures (train/<class>/*, val/<class>/*) or a text file in place of a name. ImageWoof-10, which
@@ -17,20 +18,34 @@ import argparse
 import shlex
 from pathlib import Path
 
-from ..console import UserError, print_table, track
+from ..console import LARGEST_SEED, UserError, between, print_table, track
 from .datasets import DATASETS, fetch, find, load_images, load_text, places
 from .files import list_picture_parts, read_picture
 from .samples import Images, Text
+from .sampling import sample_classes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to do and with which datasets."""
-    parser.add_argument("action", nargs="?", choices=["list", "fetch", "check"], default="list", help="what to do")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(DATASETS)}, all, or a folder to check")
+    parser.add_argument("action", nargs="?", choices=["list", "fetch", "check", "sample"], default="list")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(DATASETS)}, all, or folders")
+    parser.add_argument("--classes", type=between(1, 10**6), default=25, help="sample: how many (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=between(0, LARGEST_SEED), default=0, help="sample: decides which (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--list", type=Path, help="sample: take those that a file names, such as classes.txt of another"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
-    """List, fetch or check."""
+    """List, fetch, check or sample."""
+    if args.action == "sample":
+        if len(args.names) != 2:
+            raise UserError("say which folder to sample and where to: eigenstep data sample FOLDER NEW")
+        chosen = sample_classes(*map(Path, args.names), classes=args.classes, seed=args.seed, listed=args.list)
+        print(f"{args.names[1]} has {len(chosen)} classes of {args.names[0]}, named in classes.txt")
+        return
     known = (*DATASETS, "all")
     unknown = [n for n in args.names if n not in known and not (args.action == "check" and Path(n).is_dir())]
     if unknown:

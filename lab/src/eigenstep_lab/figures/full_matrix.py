@@ -5,15 +5,19 @@ A 100 × 100 matrix S learns from gradients g ~ N(0, Σ), one for each iteration
 condition number 10. The default scheme averages the outer products g gᵀ; the Cholesky scheme of Lin et al. (2024)
 learns C with S = (C Cᵀ)⁻¹ by C ← C Expm(−β/2 (Cᵀ g gᵀ C − γ I)). Both this and its first-order truncation are shown.
 
-The paper's scheme comes exact (exponential and Cayley map) and truncated (d moves linearly; the Cayley map's Neumann
-series is cut, and the generator shortened to norm 0.6, where the series converges). Ours turns by bounded angles,
-reads eigenvalues off as Rayleigh quotients and remembers what is not yet diagonalized.
+The paper's scheme comes exact (exponential and Cayley map), as in the paper's figure, and truncated (d moves linearly;
+the Cayley map's Neumann series is cut, and the generator shortened to norm 0.6, where the series converges); its bases
+are not mended. The paper leaves open when eigenvalues count as equal. Here they do when they differ by 1 %: with 100
+eigenvalues some are always closer, and their rotations would be so long that the truncated map has to shorten all of
+them. Rows with a gap of 1e-6 show that. Ours turns by bounded angles, reads eigenvalues off as Rayleigh quotients and
+remembers what is not yet diagonalized.
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -31,18 +35,27 @@ from ..results import Result, Verdict
 from .matching import FIXED_POINT, ITERATES, Scheme, Settings, compare, final_distances, frobenius, random_covariances
 from .matching import run as match
 
-QUICK = Settings(sizes=(100,), seeds=5, steps=1500, lr=0.002)
-FULL = Settings(sizes=(100,), seeds=10, steps=5000, lr=0.001)
+QUICK = Settings(sizes=(100,), seeds=2, steps=2000, lr=0.001, gap=0.01)
+FULL = Settings(sizes=(100,), seeds=10, steps=5000, lr=0.001, gap=0.01)
+NARROW = 1e-6
+"""The gap of the rows that show what the gap does."""
 
 
-def schemes(start: Tensor, lr: float) -> dict[str, Scheme]:
+def schemes(start: Tensor, lr: float, gap: float) -> dict[str, Scheme]:
     """Return all schemes but the default one, at a matrix of shape seeds × n × n."""
     spectral, inverse_free = Full.from_dense(start), Cholesky.from_dense(start)
-    paper, ours = partial(update, lr=lr, rotation=moore_penrose), partial(update, lr=lr, positive=truncated_exp)
-    inexact = partial(paper, orthogonal=truncated_cayley, positive=truncated_exp)
+    ours = partial(update, lr=lr, positive=truncated_exp)
+
+    def paper(gap: float, **maps: Any) -> Scheme:
+        rotation = partial(moore_penrose, gap=gap)
+        return Scheme(spectral, partial(update, lr=lr, rotation=rotation, reorthonormalized=False, **maps))
+
+    truncated = {"orthogonal": truncated_cayley, "positive": truncated_exp}
     return {
-        "paper, exact maps": Scheme(spectral, paper),
-        "paper, truncated maps": Scheme(spectral, inexact),
+        "paper, exact maps": paper(gap),
+        "paper, truncated maps": paper(gap, **truncated),
+        f"paper, exact maps, gap {NARROW:g}": paper(NARROW),
+        f"paper, truncated maps, gap {NARROW:g}": paper(NARROW, **truncated),
         "ours": Scheme(spectral.with_residual(), partial(ours, rayleigh=True)),
         "Cholesky": Scheme(inverse_free, partial(cholesky.update, lr=lr)),
         "Cholesky, truncated": Scheme(inverse_free, partial(cholesky.update, lr=lr, truncated=True)),
@@ -55,7 +68,7 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
     size = math.prod(settings.sizes)
     covariance = random_covariances(size, settings.seeds, 1000, generator).to(device)
     start = random_covariances(size, settings.seeds, 10, generator).to(device)
-    panels = match(schemes(start, settings.lr), start, covariance, settings, generator)
+    panels = match(schemes(start, settings.lr, settings.gap), start, covariance, settings, generator)
     as_fast = "It converges to the fixed point as fast as the default scheme."
     as_close = "It matches the default scheme's iterates about as closely as the Cholesky scheme does."
     verdicts = [
@@ -71,14 +84,19 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
 
 
 def _first_order(name: str, start: Tensor) -> Verdict:
-    """Measure in which order of the step size one step of a scheme deviates from one of the default scheme."""
+    """Measure in which order of the step size one step of a scheme deviates from one of the default scheme.
+
+    The claim is about eigenvalues that are distinct: those of the start count as that, with the narrow gap.
+    """
     gradient = OuterProducts(torch.ones_like(start[None, ..., 0]))
     gaps = []
     rates = (1e-4, 1e-5)
     for lr in rates:
-        scheme = schemes(start, lr)[name]
+        scheme = schemes(start, lr, NARROW)[name]
         default = (1 - lr) * start + lr * dense_curvature(gradient)
         gaps.append(float(frobenius(scheme.step(scheme.start, gradient).dense(), default).mean().log10()))
     order = (gaps[0] - gaps[1]) / math.log10(rates[0] / rates[1])
     claim = "One step equals the default scheme's up to first order in the step size (Claim 2)."
-    return Verdict(claim, name, "order in which the difference vanishes", order, limit=1.9, at_least=True)
+    return Verdict(
+        claim, name, f"order in which the difference vanishes (gap {NARROW:g})", order, limit=1.9, at_least=True
+    )

@@ -4,10 +4,13 @@ A Gaussian with mean μ and inverse covariance S is sampled, and learns from the
 curvature of S is the REINFORCE estimate with rank-based utilities u, Σ u (S δ δᵀ S − S) with deviations δ = w − μ, with
 γ = 0 and root p = 1, so that μ ← μ + Σ u δ. All schemes use the same learning rate (xNES's own), the same population
 (twice its default) and the same random numbers, and start at distance 3 from the minimum with standard deviation 1.
+As the works that the paper cites do, all use importance mixing: samples of the generation before are kept where the
+distribution still has them, at least a tenth is new, and only new ones are evaluated and counted.
 
-Baselines: xNES (Glasmachers et al., 2010) learns a root A of the covariance by A ← A Expm(η/2 M); Cholesky NES (Lin et
-al., 2021) learns a triangular factor of S. The paper's scheme is the core's update with exact maps; ours replaces its
-rotation by pairwise Jacobi angles, which need no threshold for equal eigenvalues. Shown is ℓ(μ), against evaluations.
+Baselines: plain NES (Wierstra et al., 2008) learns the covariance itself; xNES (Glasmachers et al., 2010) learns a root
+A of it by A ← A Expm(η/2 M); Cholesky NES (Lin et al., 2021) learns a triangular factor of S. The paper's scheme is the
+core's update with exact maps; ours replaces its rotation by pairwise Jacobi angles, which need no threshold for equal
+eigenvalues. Shown is ℓ(μ), against evaluations.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from eigenstep.core.sources import reinforce
 from eigenstep.core.step import update
 from eigenstep.search.rates import default_population
 
-from ..baselines.nes import NES, CholeskyNES, ExponentialNES, rank_utilities
+from ..baselines.nes import NES, CholeskyNES, ExponentialNES, PlainNES, Population, rank_utilities
 from ..baselines.paper_nes import default_lr
 from ..console import track
 from ..problems.functions import FUNCTIONS, Function
@@ -44,12 +47,14 @@ class Settings:
         seeds: How many searches, each from another start.
         generations: Longest search.
         target: A search has succeeded when ℓ(μ) falls below this.
+        refresh: Least share of new samples in a generation.
     """
 
     dimension: int
     seeds: int
     generations: int
     target: float = 1e-6
+    refresh: float = 0.1
 
 
 QUICK = Settings(dimension=5, seeds=30, generations=1000)
@@ -64,15 +69,25 @@ class SpectralNES:
         mean: ``mu``, shape ``(*batch, d)``.
         precision: ``S``, one matrix per search.
         rotation: How its basis turns.
+        mended: Whether a Newton–Schulz step follows each turn; the paper has none.
     """
 
     mean: Tensor
     precision: Full
     rotation: Rotation
+    mended: bool = True
 
     def sample(self, z: Tensor) -> Tensor:
         """Return ``mu + B d^(-1/2) z``."""
         return self.mean + self._deviation(z)
+
+    def whiten(self, x: Tensor) -> Tensor:
+        """Return ``d^(1/2) B^T (x - mu)``."""
+        return self.precision.rotate(x - self.mean) * self.precision.eigs.sqrt()
+
+    def log_volume(self) -> Tensor:
+        """Return the logarithm of the product of ``d^(-1/2)``."""
+        return -self.precision.eigs.log().sum(-1) / 2
 
     def update(self, z: Tensor, utilities: Tensor, *, lr: float, lr_mean: float = 1.0) -> SpectralNES:
         """Return the distribution after one step; see :class:`~eigenstep_lab.baselines.nes.NES`."""
@@ -80,7 +95,9 @@ class SpectralNES:
         mean = self.mean + lr_mean * (utilities[..., None] * deviation).sum(0)
         # Losses are negative utilities, of which `reinforce` takes the mean.
         curvature = reinforce(self.precision, deviation, -len(z) * utilities)
-        precision = update(self.precision, curvature, lr=lr, decay=0.0, rotation=self.rotation)
+        precision = update(
+            self.precision, curvature, lr=lr, decay=0.0, rotation=self.rotation, reorthonormalized=self.mended
+        )
         assert isinstance(precision, Full)
         return replace(self, mean=mean, precision=precision)
 
@@ -94,8 +111,9 @@ def strategies(mean: Tensor) -> dict[str, NES]:
     identity = torch.eye(d, dtype=mean.dtype, device=mean.device).expand(seeds, d, d)
     precision = Full.identity(d, (seeds,), dtype=mean.dtype, device=mean.device)
     return {
-        "paper": SpectralNES(mean, precision, moore_penrose),
+        "paper": SpectralNES(mean, precision, moore_penrose, mended=False),
         "ours": SpectralNES(mean, precision, partial(bounded, pairwise=True)),
+        "NES": PlainNES(mean, identity),
         "xNES": ExponentialNES(mean, identity),
         "Cholesky NES": CholeskyNES(mean, identity),
     }
@@ -142,16 +160,22 @@ def search(strategy: NES, function: Function, settings: Settings, seed: int) -> 
     shape = (population, settings.seeds, settings.dimension)
     hit = torch.full((settings.seeds,), math.inf, dtype=torch.float64)
     at, values = [0.0], [function(strategy.mean).cpu()]
+
+    def normal() -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(strategy.mean.device)
+
+    samples, evaluations = Population.first(strategy, normal), torch.zeros_like(hit)
     for generation in range(1, settings.generations + 1):
-        z = torch.randn(shape, generator=generator, dtype=torch.float64).to(strategy.mean.device)
-        strategy = strategy.update(z, rank_utilities(function(strategy.sample(z))), lr=lr)
+        utilities = rank_utilities(function(samples.points))
+        strategy = strategy.update(strategy.whiten(samples.points), utilities, lr=lr)
         value = function(strategy.mean).cpu()
-        evaluations = float(population * generation)
+        evaluations = evaluations + samples.new.sum(0).cpu()
         hit = torch.where((value < settings.target) & hit.isinf(), evaluations, hit)
         # Searches that take three times as long as the median one are stuck in a local minimum.
-        done = not hit.isinf().any() or evaluations > 3 * _median(hit)
+        done = not hit.isinf().any() or float(evaluations.mean()) > 3 * _median(hit)
+        samples = samples if done else samples.mixed(strategy, settings.refresh, normal, generator)
         if generation % 10 == 0 or done:
-            at.append(evaluations)
+            at.append(float(evaluations.mean()))
             # Far below the target there is nothing to see any more.
             values.append(value.clamp_min(1e-3 * settings.target))
         if done:

@@ -1,9 +1,11 @@
 """Learning a Kronecker product from gradient outer products, against structured baselines.
 
 A matrix S = α S₁ ⊗ S₂ with a 9 × 9 and an 11 × 11 factor learns from gradients g ~ N(0, Σ), with a constant step size β
-and γ = 1. Σ is a 99 × 99 matrix that is not a Kronecker product: 70 % of its trace belong to one, 30 % to a matrix
-without structure. So no scheme can reach it, and what counts is whether all come equally close. The default scheme
-learns the whole 99 × 99 matrix. All schemes start at the same Kronecker product.
+and γ = 1. Σ is a 99 × 99 matrix that is no Kronecker product, so that no scheme can reach it, and what counts is
+whether all come equally close. The paper speaks of an "unstructured fixed point": in the first family Σ is a random
+matrix without structure. In the second, 70 % of its trace belong to a Kronecker product and 30 % to such a matrix, so
+that there is something to find. The default scheme learns the whole 99 × 99 matrix. All schemes start at the same
+Kronecker product; the paper's does not mend its bases.
 
 Baselines: the projection of the default step onto the nearest Kronecker product (Van Loan and Pitsianis, 1993), which
 needs the whole matrix; the structured Cholesky scheme of Lin et al. (2024), C ← C Expm(−β/2 (Cᵀ G K Kᵀ Gᵀ C / m − γ I))
@@ -13,6 +15,8 @@ and likewise for K, exact and truncated; and averages of each factor, decomposed
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,20 +30,20 @@ from eigenstep.core.step import update
 
 from ..baselines import cholesky, eigen, van_loan
 from ..baselines.cholesky import Cholesky
-from ..results import Result
+from ..results import Panel, Result, Verdict
 from .matching import FIXED_POINT, ITERATES, Scheme, Settings, compare, final_distances, random_covariances
 from .matching import run as match
 
-QUICK = Settings(sizes=(9, 11), seeds=10, steps=1500, lr=0.002)
+QUICK = Settings(sizes=(9, 11), seeds=4, steps=1500, lr=0.002)
 FULL = Settings(sizes=(9, 11), seeds=20, steps=5000, lr=0.001)
 
 
-def schemes(factors: list[Tensor], lr: float) -> dict[str, Scheme]:
+def schemes(factors: list[Tensor], lr: float, gap: float) -> dict[str, Scheme]:
     """Return all schemes but the default one, at the Kronecker product of factors of shape seeds × n × n."""
     ones = torch.ones(len(factors[0]), dtype=factors[0].dtype, device=factors[0].device)
     spectral = Kronecker(ones, tuple(Full.from_dense(factor) for factor in factors)).normalized()
     inverse_free = Cholesky.from_dense(*factors)
-    paper = partial(update, lr=lr, rotation=moore_penrose)
+    paper = partial(update, lr=lr, rotation=partial(moore_penrose, gap=gap), reorthonormalized=False)
     return {
         "paper, exact maps": Scheme(spectral, paper),
         "paper, truncated maps": Scheme(spectral, partial(paper, orthogonal=truncated_cayley, positive=truncated_exp)),
@@ -62,15 +66,25 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
     structured, _ = product(30)
     unstructured = random_covariances(math.prod(settings.sizes), settings.seeds, 1000, generator).to(device)
     start, factors = product(3)
-    covariance = 0.7 * structured + 0.3 * unstructured
-    panels = match(schemes(factors, settings.lr), start, covariance, settings, generator)
+    families = {"no structure": unstructured, "70 % structure": 0.7 * structured + 0.3 * unstructured}
+    panels: list[Panel] = []
+    tables, verdicts = [], []
+    for family, covariance in families.items():
+        found = match(schemes(factors, settings.lr, settings.gap), start, covariance, settings, generator)
+        found = tuple(replace(panel, title=f"{panel.title}, {family}") for panel in found)
+        panels += found
+        tables.append(final_distances(found, f"Σ with {family}"))
+        verdicts += _verdicts(found, family)
+    return Result(panels, verdicts, tables)
+
+
+def _verdicts(panels: Sequence[Panel], family: str) -> list[Verdict]:
     as_fast = "It converges as fast as {}."
     as_close = "It matches the unstructured iterates of the default scheme as closely as {}."
     rivals = {"projection": "the impractical projection", "Cholesky": "the structured Cholesky scheme"}
-    verdicts = [
-        compare(name, rival, panels, title, claim.format(text), limit=1.1)
+    return [
+        compare(name, rival, panels, f"{title}, {family}", claim.format(text), limit=1.1)
         for name in ("paper, exact maps", "paper, truncated maps", "ours")
         for title, claim in ((FIXED_POINT, as_fast), (ITERATES, as_close))
         for rival, text in rivals.items()
     ]
-    return Result(panels, verdicts, [final_distances(panels)])

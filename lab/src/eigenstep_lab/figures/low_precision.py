@@ -3,9 +3,13 @@
 Small versions of the paper's experiment: a vision transformer with two blocks of width 64 on Fashion-MNIST, and a
 hierarchical one (Hiera) whose width grows from 16 to 64 on CIFAR-10. Weights and gradients are bfloat16, and so are the
 states of all optimizers but SOAP, which cannot decompose matrices in half precision; products are computed in float32,
-as accelerators accumulate them. SOAP and ours update their preconditioners every two iterations. Each
-scheme chooses its learning rate with a seed of its own, then trains with other seeds. With p = 1 and p = 4, whose steps
-have other sizes, steps get the size of Adam's (grafting).
+as accelerators accumulate them. Each scheme chooses its learning rate with a seed of its own, from a grid that is
+extended until the best one is not at its edge, then trains with other seeds. The paper clips preconditioned gradients,
+and so does its scheme here, with every root. Rows "grafted" give steps the size of Adam's instead; ours does so with
+p = 1 and p = 4, whose steps have other sizes, and has rows "clipped" to compare.
+
+SOAP and ours update their preconditioners every two iterations. For the paper's scheme that can mean the bases alone,
+as chosen here, or eigenvalues and scale as well: the row "all every 2".
 
 The paper trains models of 85.6 and 50.7 million parameters on ImageNet-like pictures for 210 epochs; its protocol can
 be run with `eigenstep train` and `eigenstep tune`. Times are CPU seconds on one thread: what they say about speed holds
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -35,27 +40,35 @@ class Settings:
         tasks: What is trained.
         steps: Length of a run.
         seeds: Number of runs of each scheme that count.
-        lrs: Learning rates to choose from.
+        tuning_steps: Length of the runs that choose learning rates.
+        lrs: Learning rates to choose from, in equal ratios; more are tried if the best is the first or the last.
     """
 
     tasks: tuple[str, ...]
     steps: int
     seeds: int
+    tuning_steps: int
     lrs: tuple[float, ...]
 
 
-QUICK = Settings(("fashion-mnist", "cifar-10-hiera"), steps=100, seeds=2, lrs=(3e-3, 1e-2))
-FULL = Settings(("fashion-mnist", "cifar-10-hiera"), steps=200, seeds=4, lrs=(3e-3, 1e-2))
+TASKS, LRS = ("fashion-mnist", "cifar-10-hiera"), (1e-3, 3e-3, 1e-2, 3e-2)
+QUICK = Settings(TASKS, steps=100, seeds=2, tuning_steps=40, lrs=LRS)
+FULL = Settings(TASKS, steps=1000, seeds=4, tuning_steps=250, lrs=LRS)
 
 
-def _spectral(optimizer: str, root: int) -> Scheme:
-    options = {"root": float(root), "basis_dtype": BF16, "state_dtype": BF16}
-    return Scheme(optimizer, options if root == 2 else {**options, "grafting": "adam"}, BF16)
+def _spectral(optimizer: str, root: int, **options: Any) -> Scheme:
+    return Scheme(optimizer, {"root": float(root), "basis_dtype": BF16, "state_dtype": BF16, **options}, BF16)
 
 
+GRAFTED = {"grafting": "adam"}
+OTHER_ROOTS = (1, 4)
 SCHEMES = {
     **{f"paper, p = {root}": _spectral("spectral_paper", root) for root in ROOTS},
-    **{f"ours, p = {root}": _spectral("spectral", root) for root in ROOTS},
+    **{f"paper, p = {root}, grafted": _spectral("spectral_paper", root, **GRAFTED) for root in OTHER_ROOTS},
+    "paper, p = 2, all every 2": _spectral("spectral_paper", 2, eigenvalues_wait=True),
+    "ours, p = 2": _spectral("spectral", 2),
+    **{f"ours, p = {root}": _spectral("spectral", root, **GRAFTED) for root in OTHER_ROOTS},
+    **{f"ours, p = {root}, clipped": _spectral("spectral", root, clip=1.0) for root in OTHER_ROOTS},
     "AdamW": Scheme("adamw", {}, BF16),
     "Muon": Scheme("muon", {}, BF16),
     "SOAP": Scheme("soap", {}, BF16),
@@ -76,7 +89,9 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
     for name in settings.tasks:
         task = load_task(name, device)
         lrs = dict.fromkeys(SCHEMES, settings.lrs)
-        chosen, records = train_all(task, SCHEMES, lrs, steps=settings.steps, seeds=seeds)
+        chosen, records = train_all(
+            task, SCHEMES, lrs, steps=settings.steps, seeds=seeds, tuning_steps=settings.tuning_steps
+        )
         same = {family: [chosen[f"{family}, p = 2"]] for family in REFERENCES}
         _, wide = train_all(task, REFERENCES, same, steps=settings.steps, seeds=seeds)
         panels += loss_panels(task, records)

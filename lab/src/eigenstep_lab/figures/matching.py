@@ -35,6 +35,7 @@ class Settings:
         seeds: How many random problems.
         steps: How many gradients.
         lr: The paper's beta-2.
+        gap: In the paper's scheme, eigenvalues count as equal if they differ by at most this fraction of the larger.
         points: How many times the distances are measured.
     """
 
@@ -42,6 +43,7 @@ class Settings:
     seeds: int
     steps: int
     lr: float
+    gap: float = 1e-6
     points: int = 40
 
 
@@ -148,12 +150,14 @@ def compare(name: str, rival: str, panels: Sequence[Panel], title: str, claim: s
     return Verdict(claim, name, quantity, max(ratios), limit)
 
 
-def final_distances(panels: Sequence[Panel]) -> Table:
-    """Return the last distances, medians over the seeds."""
+def final_distances(panels: Sequence[Panel], of: str = "") -> Table:
+    """Return the last distances, medians over the seeds; `of` says which problem they are of."""
     names = list(panels[0].curves)
     columns = ["scheme", *(f"{panel.title}, {panel.y}" for panel in panels)]
     rows = [[name, *(_last(panel, name) for panel in panels)] for name in names]
-    return Table("Distances at the last iteration, medians over seeds", columns, rows)
+    return Table(
+        f"{of}: distances".lstrip(": ").capitalize() + " at the last iteration, medians over seeds", columns, rows
+    )
 
 
 def _last(panel: Panel, name: str) -> str:

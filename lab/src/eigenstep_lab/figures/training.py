@@ -19,6 +19,8 @@ from ..results import Curve, Panel
 
 WEIGHT_DECAY = 0.1
 TEST_BATCHES = 64
+MOST_EXTENSIONS = 6
+"""How often a grid of learning rates is extended at most."""
 TUNING_SEED = 1_000_000
 """Added to the seed of the runs that choose learning rates, so that no seed is used for both."""
 
@@ -58,8 +60,12 @@ class RoundedWeights(nn.Module):
 
 
 def load_task(name: str, device: torch.device) -> Task:
-    """Return a task on a device; digits, which need no download, take the place of a dataset that is not here."""
-    task = TASKS[name if find(name.removesuffix("-hiera")) else "digits"]()
+    """Return a task on a device; digits, which need no download, take the place of a dataset that is not here.
+
+    The network stays of the same kind, and the task's name says what it is.
+    """
+    dataset, hiera, _ = name.partition("-hiera")
+    task = TASKS[name if find(dataset) else f"digits{hiera}"]()
 
     def batch(generator: Generator, train: bool) -> Batch:
         inputs, targets = task.batch(generator, train)
@@ -71,16 +77,23 @@ def load_task(name: str, device: torch.device) -> Task:
 
 
 def train_all(
-    task: Task, schemes: Mapping[str, Scheme], lrs: Mapping[str, Sequence[float]], *, steps: int, seeds: range
+    task: Task,
+    schemes: Mapping[str, Scheme],
+    lrs: Mapping[str, Sequence[float]],
+    *,
+    steps: int,
+    seeds: range,
+    tuning_steps: int | None = None,
 ) -> tuple[dict[str, float], dict[str, list[Record]]]:
     """Choose each scheme's learning rate with one seed, then train with the others.
 
     Args:
         task: What to train.
         schemes: The schemes by name.
-        lrs: Learning rates that each scheme may choose from; a single one is taken as it is.
-        steps: Length of every run.
-        seeds: Seeds of the runs that count.
+        lrs: Learning rates that each scheme may choose from, see :func:`choose_lr`; a single one is taken as it is.
+        steps: Length of the runs that count.
+        seeds: Seeds of these runs.
+        tuning_steps: Length of the runs that choose the learning rate; by default the same.
 
     Returns:
         The chosen learning rates, and one record for each seed.
@@ -89,16 +102,40 @@ def train_all(
     records: dict[str, list[Record]] = {}
     with progress() as bar:
         for name, scheme in schemes.items():
-            choice = lrs[name] if len(lrs[name]) > 1 else ()
-            line = bar.add_task(f"{task.name}: {name}", total=steps * (len(choice) + len(seeds)))
+            tuning = tuning_steps or steps
+            total = steps * len(seeds) + (tuning * len(lrs[name]) if len(lrs[name]) > 1 else 0)
+            line = bar.add_task(f"{task.name}: {name}", total=total)
 
-            def one(lr: float, seed: int, scheme: Scheme = scheme, line: Any = line) -> Record:
-                return _train(task, scheme, lr, steps, seed, lambda *_: bar.advance(line))
+            def one(lr: float, seed: int, length: int, scheme: Scheme = scheme, line: Any = line) -> Record:
+                return _train(task, scheme, lr, length, seed, lambda *_: bar.advance(line))
 
-            tuned = {lr: _finite(one(lr, TUNING_SEED + seeds.start).test_loss) for lr in choice}
-            chosen[name] = min(tuned, key=tuned.__getitem__) if tuned else lrs[name][0]
-            records[name] = [one(chosen[name], seed) for seed in seeds]
+            def tuned(lr: float, one: Callable[..., Record] = one, length: int = tuning) -> float:
+                return _finite(one(lr, TUNING_SEED + seeds.start, length).test_loss)
+
+            chosen[name] = choose_lr(lrs[name], tuned) if len(lrs[name]) > 1 else lrs[name][0]
+            records[name] = [one(chosen[name], seed, steps) for seed in seeds]
     return chosen, records
+
+
+def choose_lr(lrs: Sequence[float], loss: Callable[[float], float]) -> float:
+    """Return the learning rate with the least loss, from a grid that grows until that one is not at its edge.
+
+    Args:
+        lrs: the first grid, in rising order; it goes on as it ends, in ratios of its last and its first two.
+        loss: gives the loss after training with a learning rate.
+    """
+    tried = {lr: loss(lr) for lr in lrs}
+    for _ in range(MOST_EXTENSIONS):
+        grid = sorted(tried)
+        best = min(grid, key=tried.__getitem__)
+        if best == grid[-1]:
+            new = grid[-1] ** 2 / grid[-2]
+        elif best == grid[0]:
+            new = grid[0] ** 2 / grid[1]
+        else:
+            break
+        tried[new] = loss(new)
+    return min(tried, key=tried.__getitem__)
 
 
 def _train(

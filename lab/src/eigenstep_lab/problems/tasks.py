@@ -96,6 +96,7 @@ TASKS: Mapping[str, Callable[[], Task]] = {
     "cifar-10": lambda: picture_task("cifar-10", patch=8),
     "shakespeare": lambda: text_task("shakespeare"),
     "digits": lambda: picture_task("digits", patch=2),
+    "digits-hiera": lambda: hiera_task("digits", patch=2, depths=(1, 1)),
     "fashion-mnist-hiera": lambda: hiera_task("fashion-mnist", patch=7, depths=(1, 2)),
     "cifar-10-hiera": lambda: hiera_task("cifar-10", patch=4, depths=(1, 1, 2)),
 }

@@ -10,7 +10,6 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,8 @@ MODELS = ("auto", "vit", "hiera", "gpt", "plainvit", "hieravit")
 PRECISIONS = ("fp32", "bf16", "mixed")
 LONGEST = 1e12
 """Most steps or epochs of a duration."""
+PRECISION_OPTIONS = ("basis_dtype", "state_dtype")
+"""Options of our own optimizers that belong to the precision of a run; others have the precision of the weights."""
 DURATIONS = ("train_for", "warmup", "evaluate_every", "log_every", "checkpoint_every")
 
 
@@ -213,14 +214,20 @@ def from_arguments(args: argparse.Namespace) -> Settings:
     names = {setting.name for setting in dataclasses.fields(Settings)}
     given = {name: value for name, value in vars(args).items() if name in names}
     for chosen, options in (("optimizer", "option"), ("model", "model_option")):
-        if given.get(chosen, settings.get(chosen)) != settings.get(chosen):
-            settings.pop(options, None)  # they were meant for another one
+        name = given.get(chosen, settings.get(chosen))
+        if name != settings.get(chosen):  # options were meant for another one, but for those of the precision
+            ours = chosen == "optimizer" and name.startswith("spectral")
+            old = settings.pop(options, {})
+            settings[options] = {key: value for key, value in old.items() if ours and key in PRECISION_OPTIONS}
         given[options] = {**settings.get(options, {}), **dict(given.get(options, []))}
     return Settings(**{**settings, **given})
 
 
 def read_config(source: str) -> dict[str, Any]:
-    """Read a TOML file with settings: a path, or the name of a file that comes with the package."""
+    """Read a TOML file with settings: a path, or the name of a file that comes with the package.
+
+    With `base = "..."` it changes some settings of another one that comes with the package.
+    """
     if sys.version_info < (3, 11):
         raise UserError("--config needs Python 3.11 or newer, whose library reads TOML; use command-line options")
     import tomllib
@@ -229,12 +236,17 @@ def read_config(source: str) -> dict[str, Any]:
     if not path.is_file():
         path = CONFIGS / f"{source}.toml"
     try:
-        settings: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        settings: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         shipped = ", ".join(sorted(known.stem for known in CONFIGS.glob("*.toml")))
         raise UserError(f"no configuration {source!r}: expected a TOML file or one of {shipped}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as TOML: {error}") from error
+    if "base" in settings:
+        base = CONFIGS / f"{settings.pop('base')}.toml"
+        if not base.is_file() or base.parent != CONFIGS:
+            raise UserError(f"{path}: base must name a configuration that comes with the package, got {base.stem!r}")
+        settings = {**tomllib.loads(base.read_text(encoding="utf-8")), **settings}
     unknown = sorted(set(settings) - {setting.name for setting in dataclasses.fields(Settings)})
     if unknown:
         raise UserError(f"{path} has unknown settings {', '.join(unknown)}; see `eigenstep train --help`")
@@ -242,4 +254,4 @@ def read_config(source: str) -> dict[str, Any]:
         Settings(**settings)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    return dict(settings)
+    return settings
