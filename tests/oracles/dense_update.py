@@ -78,6 +78,7 @@ def update(
     damping: float = 0.0,
     rayleigh: bool = False,
     sweeps: int = 1,
+    reorthonormalized: bool = True,
 ) -> Matrix:
     """Return ``S`` after a step towards ``H``; the arguments are those of ``eigenstep.update``."""
     basis_lr = lr if basis_lr is None else basis_lr
@@ -96,7 +97,7 @@ def update(
             for _ in range(sweeps):
                 Q = orthogonal(generator(piece.d, turned))
                 turned = Q.T @ turned @ Q
-                piece = replace(piece, B=newton_schulz(piece.B @ Q))
+                piece = replace(piece, B=newton_schulz(piece.B @ Q) if reorthonormalized else piece.B @ Q)
             if rayleigh:
                 h = h + np.diag(turned) - np.diag(A)
             piece = replace(piece, M=None if piece.M is None else turned)

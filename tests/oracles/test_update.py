@@ -202,3 +202,28 @@ def test_defaults_of_the_step() -> None:
     assert found.turn is not None
     assert abs(found.turn.numpy() - formulas.cayley(formulas.bounded(A))).max() < 1e-14
     assert abs(found.eigs.numpy() - d.numpy() * np.exp(np.diag(A) / d.numpy() - 1)).max() < 1e-13
+
+
+@pytest.mark.parametrize("structure", ["full", "two factors"])
+@pytest.mark.parametrize("beta_bar", [0.1, 0.5, 1.9])
+def test_the_papers_scheme_does_not_mend_its_bases(beta_bar: float, structure: str) -> None:
+    """Its truncated Cayley map as it is; with a Newton-Schulz step the longest rotations would end elsewhere."""
+    options: dict[str, Any] = {"lr": 0.05, "reorthonormalized": False}
+    turn = partial(generators.normalized, rate=beta_bar, gap=0.01)
+    own = {
+        "generator": lambda d, A: formulas.normalized(d, A, 0.01, beta_bar),
+        "orthogonal": lambda N: formulas.truncated_cayley(N, None),
+        "positive": lambda d, h: d + h,
+    }
+    map_ = partial(maps.truncated_cayley, cap=None)
+    S = matrix(structure)
+    expected, mended = read(S), S
+    for seed in range(20):
+        curvature = OuterProducts(random(1, *SIZES[structure], seed=seed))
+        expected = dense_update(expected, curvature_matrix(expected, curvature), **own, **options)
+        S = update(S, curvature, rotation=turn, orthogonal=map_, positive=maps.truncated_exp, **options)
+        mended = update(mended, curvature, rotation=turn, orthogonal=map_, positive=maps.truncated_exp, lr=0.05)
+        assert_equal(S, expected)
+    if beta_bar == 1.9:
+        with pytest.raises(AssertionError):
+            assert_equal(mended, expected, tolerance=1e-2)

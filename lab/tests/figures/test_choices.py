@@ -171,3 +171,34 @@ def test_plain_nes_follows_the_natural_gradient_and_stays_positive_definite():
     torch.testing.assert_close(strategy.update(z, utilities, lr=1e-3).covariance, wanted)
     far = strategy.update(z, utilities, lr=1e3).covariance
     assert (torch.linalg.eigvalsh(far) > 0).all()
+
+
+def test_interrupted_training_goes_on_with_the_parts_that_are_missing(tmp_path, monkeypatch):
+    task = training.load_task("digits", torch.device("cpu"))
+    schemes = {"a": training.Scheme("adamw", {}), "b, p = 2": training.Scheme("adamw", {"eps": 1e-3})}
+    lrs = dict.fromkeys(schemes, (1e-3,))
+    monkeypatch.setattr(training, "TEST_BATCHES", 1)
+    train, calls = training._train, []
+
+    def counted(*args):
+        calls.append(args[1])
+        return train(*args)
+
+    monkeypatch.setattr(training, "_train", counted)
+
+    def run(names, steps=2):
+        chosen = {name: schemes[name] for name in names}
+        return training.train_all(task, chosen, lrs, steps=steps, seeds=range(2), parts=tmp_path)
+
+    first = run(["a"])
+    assert len(calls) == 2
+    both = run(["a", "b, p = 2"])
+    assert len(calls) == 4  # those of the first were kept
+    assert both[1]["a"] == first[1]["a"]
+    assert len(list(tmp_path.glob("*.json"))) == 2
+    run(["a"], steps=3)
+    assert len(calls) == 6  # made with other settings
+    for path in tmp_path.glob("*.json"):
+        path.write_text("{")
+    run(["a"])
+    assert len(calls) == 8  # damaged

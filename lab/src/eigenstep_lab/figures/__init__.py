@@ -18,10 +18,12 @@ class Figure:
     Attributes:
         module: Imported when the figure is made.
         title: Its heading.
+        in_parts: Whether it takes so long that `run` keeps what is done in the folder `parts`, one file for each part.
     """
 
     module: str
     title: str
+    in_parts: bool = False
 
 
 FIGURES: Mapping[str, Figure] = {
@@ -29,6 +31,6 @@ FIGURES: Mapping[str, Figure] = {
     "kronecker": Figure("eigenstep_lab.figures.kronecker", "Kronecker scheme"),
     "spd": Figure("eigenstep_lab.figures.spd", "Optimization over positive-definite matrices"),
     "gradient_free": Figure("eigenstep_lab.figures.gradient_free", "Gradient-free optimization"),
-    "exact_vs_truncated": Figure("eigenstep_lab.figures.exact_vs_truncated", "Exact or truncated Cayley map"),
-    "low_precision": Figure("eigenstep_lab.figures.low_precision", "Training in low precision"),
+    "exact_vs_truncated": Figure("eigenstep_lab.figures.exact_vs_truncated", "Exact or truncated Cayley map", True),
+    "low_precision": Figure("eigenstep_lab.figures.low_precision", "Training in low precision", True),
 }

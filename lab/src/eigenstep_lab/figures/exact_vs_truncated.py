@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Generator, Tensor
@@ -58,11 +59,13 @@ SCHEMES = {
 }
 
 
-def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
+def run(settings: Settings, *, seed: int, device: torch.device, parts: Path | None = None) -> Result:
     """Train with both maps, and time them."""
     task = load_task(settings.task, device)
     lrs = dict.fromkeys(SCHEMES, (settings.lr,))
-    _, records = train_all(task, SCHEMES, lrs, steps=settings.steps, seeds=range(seed, seed + settings.seeds))
+    _, records = train_all(
+        task, SCHEMES, lrs, steps=settings.steps, seeds=range(seed, seed + settings.seeds), parts=parts
+    )
     verdicts = []
     for ours in ("paper", "ours"):
         exact, truncated = records[f"{ours}, exact"], records[f"{ours}, truncated"]

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ REFERENCES = {
 """The schemes with p = 2 in float32, to see what half precision costs."""
 
 
-def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
+def run(settings: Settings, *, seed: int, device: torch.device, parts: Path | None = None) -> Result:
     """Train with all schemes on all tasks."""
     panels: list[Panel] = []
     verdicts: list[Verdict] = []
@@ -90,10 +91,10 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
         task = load_task(name, device)
         lrs = dict.fromkeys(SCHEMES, settings.lrs)
         chosen, records = train_all(
-            task, SCHEMES, lrs, steps=settings.steps, seeds=seeds, tuning_steps=settings.tuning_steps
+            task, SCHEMES, lrs, steps=settings.steps, seeds=seeds, tuning_steps=settings.tuning_steps, parts=parts
         )
         same = {family: [chosen[f"{family}, p = 2"]] for family in REFERENCES}
-        _, wide = train_all(task, REFERENCES, same, steps=settings.steps, seeds=seeds)
+        _, wide = train_all(task, REFERENCES, same, steps=settings.steps, seeds=seeds, parts=parts)
         panels += loss_panels(task, records)
         for family, reference in wide.items():
             verdicts += _verdicts(family, task.name, records, reference)

@@ -4,7 +4,7 @@ Every figure ends in verdicts: the paper's claim, the measured figure, and wheth
 it. Numbers go to FIGURE.json, pictures to FIGURE.png and FIGURE.svg; `all` also writes report.html, one page that
 holds everything, and its verdicts to report.json. The same command and seed give the same numbers, times excepted.
 Interrupt it as you like: figures that are in --directory already, made with the same settings, seed and versions, are
-not made again.
+not made again, nor are the parts of those that train networks, which are in --directory/parts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import importlib
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("figure", metavar="FIGURE", choices=[*FIGURES, "all"], help=f"{names}, or all")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="few seeds, short runs: minutes for all figures (default)")
-    size.add_argument("--full", action="store_true", help="many seeds, long runs: half an hour on two cores for all")
+    size.add_argument("--full", action="store_true", help="many seeds, long runs: hours on two cores for all")
     parser.add_argument(
         "--seed", type=between(0, LARGEST_SEED), default=0, help="decides all random numbers (default: %(default)s)"
     )
@@ -60,6 +61,8 @@ def run(args: argparse.Namespace) -> None:
     origin = {"seed": args.seed, "device": args.device, **versions()}
     plans = [plan(name, full=args.full, seed=args.seed) for name in names]
     kept = {p.name: read_figure(args.directory, p, origin) for p in plans if not args.again}
+    for planned in plans if args.again else ():
+        shutil.rmtree(args.directory / "parts" / planned.name, ignore_errors=True)
     missing = [p for p in plans if kept.get(p.name) is None]
     made = _make_all(
         missing, args.jobs, partial(_make_and_write, directory=args.directory, device=device, origin=origin)
@@ -118,25 +121,27 @@ def plan(name: str, *, full: bool, seed: int) -> Section:
 
 def _make_and_write(planned: Section, *, directory: Path, device: torch.device, origin: Mapping[str, Any]) -> Section:
     """Make one figure and write it at once, so that it is kept if others are interrupted."""
-    section = make(planned, seed=origin["seed"], device=device)
+    section = make(planned, seed=origin["seed"], device=device, parts=directory / "parts" / planned.name)
     if isinstance(section.result, Result):
         write_figure(directory, section, origin)
     return section
 
 
-def make(planned: Section, *, seed: int, device: torch.device) -> Section:
+def make(planned: Section, *, seed: int, device: torch.device, parts: Path | None = None) -> Section:
     """Make one figure.
 
     Args:
         planned: What `plan` gave, perhaps with other settings.
         seed: Decides all random numbers.
         device: Where to compute.
+        parts: Where figures that train networks keep what is done; nowhere by default.
     """
     torch.set_num_threads(1)  # the matrices are small: threads would only wait for each other
     module = importlib.import_module(FIGURES[planned.name].module)
     start = time.perf_counter()
+    more = {"parts": parts} if FIGURES[planned.name].in_parts else {}
     try:
-        result: Result | str = module.run(module.Settings(**planned.settings), seed=seed, device=device)
+        result: Result | str = module.run(module.Settings(**planned.settings), seed=seed, device=device, **more)
     except UserError as error:
         result = str(error)
     return replace(planned, seconds=time.perf_counter() - start, result=result)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from ..console import progress
+from ..console import atomic_write, progress
 from ..data.datasets import find
 from ..problems.tasks import TASKS, Batch, Record, Task, train
 from ..registry import build
@@ -84,6 +88,7 @@ def train_all(
     steps: int,
     seeds: range,
     tuning_steps: int | None = None,
+    parts: Path | None = None,
 ) -> tuple[dict[str, float], dict[str, list[Record]]]:
     """Choose each scheme's learning rate with one seed, then train with the others.
 
@@ -94,6 +99,7 @@ def train_all(
         steps: Length of the runs that count.
         seeds: Seeds of these runs.
         tuning_steps: Length of the runs that choose the learning rate; by default the same.
+        parts: Folder in which each scheme's runs are kept, so that they need not be done again.
 
     Returns:
         The chosen learning rates, and one record for each seed.
@@ -103,6 +109,13 @@ def train_all(
     with progress() as bar:
         for name, scheme in schemes.items():
             tuning = tuning_steps or steps
+            options = {key: getattr(value, "__qualname__", str(value)) for key, value in scheme.options.items()}
+            made_of: list[Any] = [task.name, name, scheme.optimizer, options, str(scheme.dtype), torch.__version__]
+            made_of += [list(lrs[name]), steps, tuning, list(seeds)]
+            kept = _read_part(parts, made_of)
+            if kept is not None:
+                chosen[name], records[name] = kept
+                continue
             total = steps * len(seeds) + (tuning * len(lrs[name]) if len(lrs[name]) > 1 else 0)
             line = bar.add_task(f"{task.name}: {name}", total=total)
 
@@ -114,7 +127,27 @@ def train_all(
 
             chosen[name] = choose_lr(lrs[name], tuned) if len(lrs[name]) > 1 else lrs[name][0]
             records[name] = [one(chosen[name], seed, steps) for seed in seeds]
+            if parts is not None:
+                with atomic_write(_part(parts, made_of)) as file:
+                    done = {"made_of": made_of, "lr": chosen[name], "records": list(map(asdict, records[name]))}
+                    file.write(json.dumps(done).encode())
     return chosen, records
+
+
+def _part(parts: Path, made_of: Sequence[Any]) -> Path:
+    """Return the file of a scheme's runs: task, scheme, and a digest of everything that decides them."""
+    digest = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:8]
+    return parts / f"{re.sub('[^a-z0-9]+', '-', ' '.join(made_of[:2]).lower())}-{digest}.json"
+
+
+def _read_part(parts: Path | None, made_of: Sequence[Any]) -> tuple[float, list[Record]] | None:
+    """Return the learning rate and the runs that were kept; nothing if there are none, or the file is damaged."""
+    try:
+        found = json.loads(_part(parts, made_of).read_text()) if parts is not None else {}
+        records = [Record(**{**r, "losses": [float(loss) for loss in r["losses"]]}) for r in found["records"]]
+        return (float(found["lr"]), records) if found["made_of"] == made_of and records else None
+    except (OSError, KeyError, RecursionError, TypeError, ValueError):
+        return None
 
 
 def choose_lr(lrs: Sequence[float], loss: Callable[[float], float]) -> float:

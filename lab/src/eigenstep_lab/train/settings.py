@@ -216,7 +216,7 @@ def from_arguments(args: argparse.Namespace) -> Settings:
     for chosen, options in (("optimizer", "option"), ("model", "model_option")):
         name = given.get(chosen, settings.get(chosen))
         if name != settings.get(chosen):  # options were meant for another one, but for those of the precision
-            ours = chosen == "optimizer" and name.startswith("spectral")
+            ours = chosen == "optimizer" and str(name).startswith("spectral")
             old = settings.pop(options, {})
             settings[options] = {key: value for key, value in old.items() if ours and key in PRECISION_OPTIONS}
         given[options] = {**settings.get(options, {}), **dict(given.get(options, []))}
