@@ -35,6 +35,8 @@ from ..console import track
 from ..problems.functions import FUNCTIONS, Function
 from ..results import Curve, Panel, Result, Table, Verdict
 
+FLOOR = 1e-3
+"""How far below the target there is nothing to see any more, as a fraction of it."""
 CLAIM = "It performs similarly to existing natural evolution strategies."
 
 
@@ -166,7 +168,9 @@ def search(strategy: NES, function: Function, settings: Settings, seed: int) -> 
 
     samples, evaluations = Population.first(strategy, normal), torch.zeros_like(hit)
     for generation in range(1, settings.generations + 1):
-        utilities = rank_utilities(function(samples.points))
+        # Searches far below the target stay where they are: samples nearer to the mean than its rounding say nothing.
+        going = function(strategy.mean) >= FLOOR * settings.target
+        utilities = going * rank_utilities(function(samples.points))
         strategy = strategy.update(strategy.whiten(samples.points), utilities, lr=lr)
         value = function(strategy.mean).cpu()
         evaluations = evaluations + samples.new.sum(0).cpu()
@@ -176,8 +180,7 @@ def search(strategy: NES, function: Function, settings: Settings, seed: int) -> 
         samples = samples if done else samples.mixed(strategy, settings.refresh, normal, generator)
         if generation % 10 == 0 or done:
             at.append(float(evaluations.mean()))
-            # Far below the target there is nothing to see any more.
-            values.append(value.clamp_min(1e-3 * settings.target))
+            values.append(value.clamp_min(FLOOR * settings.target))
         if done:
             break
     return Curve.of(at, torch.stack(values)), hit
