@@ -3,6 +3,7 @@
 Everything needed is on board: the pictures come with scikit-learn. All optimizers start from the same weights, see the
 same batches in the same order and use the same schedule; each has its own learning rate, found beforehand. The table
 tells loss and error on held-out pictures, the picture shows the training loss and what Spectral has learned.
+It takes about half a minute on two cores.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from torch import nn
 from eigenstep.optim import Spectral
 from eigenstep.plotting import figure, save
 
+from .lines import look
 from .console import LARGEST_SEED, between, print_table, progress
 from .problems.tasks import TASKS, Record, train
 from .registry import build
 
-LEARNING_RATES = {"spectral": 1e-2, "soap": 1e-2, "muon": 3e-2, "adamw": 1e-3}
+LEARNING_RATES = {"spectral": 1e-2, "soap": 1e-2, "muon": 3e-2, "adamw": 3e-3}
+OPTIONS: dict[str, dict[str, Any]] = {"adamw": {"betas": (0.9, 0.99)}}
+"""What suits an optimizer better than its own defaults, in so few steps."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how long to train and where the picture goes."""
-    parser.add_argument("--steps", type=between(1, 10**9), default=200, help="training steps (default: %(default)s)")
+    parser.add_argument("--steps", type=between(1, 10**9), default=120, help="training steps (default: %(default)s)")
     parser.add_argument(
         "--seed", type=between(0, LARGEST_SEED), default=0, help="first weights, order of data (default: %(default)s)"
     )
@@ -44,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
             line = bar.add_task(name, total=args.steps)
 
             def make(model: nn.Module, name: str = name, lr: float = lr) -> torch.optim.Optimizer:
-                optimizer = build(name, model.named_parameters(), lr, weight_decay=0.1)
+                optimizer = build(name, model.named_parameters(), lr, weight_decay=0.1, **OPTIONS.get(name, {}))
                 if isinstance(optimizer, Spectral):
                     learned["optimizer"] = optimizer
                 return optimizer
@@ -72,10 +76,10 @@ def _milliseconds(record: Record) -> list[str]:
 def draw(records: dict[str, Record], optimizer: Spectral, path: Path) -> None:
     """Draw the training losses, and the eigenvalues that Spectral learned for each matrix."""
     drawn, axes = figure(columns=2)
-    for name, record in records.items():
+    for number, (name, record) in enumerate(records.items()):
         losses = torch.tensor(record.losses)
         smooth = losses.unfold(0, min(10, len(losses)), 1).mean(-1)
-        axes[0, 0].plot(smooth, label=name, linewidth=2 if name == "spectral" else 1)
+        axes[0, 0].plot(smooth, label=name, **look(name, number))
     axes[0, 0].set(title="Training loss", xlabel="step", yscale="log")
     axes[0, 0].legend(fontsize=8)
     for name, spectrum in optimizer.spectra().items():

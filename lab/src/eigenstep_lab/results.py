@@ -135,7 +135,7 @@ class Result:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Result:
-        """Build anew what :meth:`as_dict` gave, also if it was written as JSON, which turns infinity into null.
+        """Build anew what ``as_dict`` gave, also if it was written as JSON, which turns infinity into null.
 
         What cannot be drawn or printed, because the file was damaged, raises one of the usual errors of wrong data:
         ArithmeticError, AttributeError, KeyError, TypeError or ValueError.

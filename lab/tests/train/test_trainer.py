@@ -221,3 +221,10 @@ def test_chance_is_its_own_for_each_use_and_step():
     assert len(draws) == 60
     assert np.isfinite(list(draws)).all()
     assert trainer.STEP != trainer.MIX
+
+
+def test_warmup_adapts_to_short_runs(tiny):
+    assert Run(tiny(train_for="10 steps", warmup="auto")).warmup == 1
+    assert Run(tiny(train_for="1000 steps", warmup="auto")).warmup == 100
+    long = Run(tiny(train_for="3000 steps", warmup="auto"))
+    assert long.warmup == long.feed.per_epoch == 179

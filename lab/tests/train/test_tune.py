@@ -166,3 +166,11 @@ def test_every_optimizer_can_be_searched():
     with pytest.raises(SystemExit):
         cli.main(["tune", "--runs", "many"])
     assert cli.main(["tune", "--runs", "0"]) == 2
+
+
+def test_help_names_its_own_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["tune", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "runs/tune/..." in told
+    assert "runs/train/" not in told

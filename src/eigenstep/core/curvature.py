@@ -1,9 +1,9 @@
 """Curvature as data: what a matrix ``S`` learns from, and its projection onto the factors of ``S``.
 
 A curvature matrix ``H`` of size ``N`` by ``N`` is either a weighted sum of outer products, which is never formed,
-or a dense symmetric matrix. :func:`project` turns both into one small matrix ``W`` per factor, and that is all the
+or a dense symmetric matrix. ``project`` turns both into one small matrix ``W`` per factor, and that is all the
 update ever sees. Functions that make curvature out of losses, samples and gradients are in
-:mod:`eigenstep.core.sources`.
+``eigenstep.core.sources``.
 """
 
 import math

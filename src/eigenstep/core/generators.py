@@ -32,7 +32,7 @@ def moore_penrose(eigs: Tensor, average: Tensor, *, gap: float = 1e-6) -> Tensor
 
 
 def normalized(eigs: Tensor, average: Tensor, *, rate: float | Tensor = 0.5, gap: float = 0.1) -> Tensor:
-    """The paper's rotation for neural networks, :func:`moore_penrose` rescaled to the norm ``rate / 2``.
+    """The paper's rotation for neural networks, ``moore_penrose`` rescaled to the norm ``rate / 2``.
 
     The rate is the paper's second step size, beta-bar-2: below 2, so that the truncated Cayley map converges.
     """

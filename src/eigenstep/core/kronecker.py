@@ -61,7 +61,7 @@ class Kronecker(SPD):
 
     @classmethod
     def from_dense(cls, matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str] | None = None) -> Kronecker:
-        """Return the nearest Kronecker product of factors of these sizes and kinds (see :meth:`identity`).
+        """Return the nearest Kronecker product of factors of these sizes and kinds (see ``identity``).
 
         Nearest in the Frobenius norm: Van Loan's projection of a positive-definite ``(*batch, N, N)``, ``N`` the
         product of sizes.

@@ -91,7 +91,7 @@ def exp(eigs: Tensor, target: Tensor) -> Tensor:
 
 
 def truncated_exp(eigs: Tensor, target: Tensor) -> Tensor:
-    """Return ``n``, the first-order truncation of :func:`exp`, for ``n >= 0``.
+    """Return ``n``, the first-order truncation of ``exp``, for ``n >= 0``.
 
     What vanishes against ``d`` is set to ``eps^2 d``, so that eigenvalues stay positive and can be inverted.
     """

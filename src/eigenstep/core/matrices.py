@@ -60,7 +60,7 @@ class SPD(ABC):
 
     @abstractmethod
     def unrotate(self, x: Tensor) -> Tensor:
-        """Return ``B x``, the inverse of :meth:`rotate`."""
+        """Return ``B x``, the inverse of ``rotate``."""
 
     @abstractmethod
     def logdet(self) -> Tensor:
@@ -190,7 +190,7 @@ class Full(Factor):
         return cls(basis, eigs)
 
     def with_residual(self) -> Full:
-        """Return the same matrix, with a residual for :func:`~eigenstep.update` to keep from now on."""
+        """Return the same matrix, with a residual for ``eigenstep.update`` to keep from now on."""
         return replace(self, residual=torch.diag_embed(self.eigs))
 
     def with_unit_determinant(self) -> Full:
@@ -259,11 +259,11 @@ class Diagonal(Factor):
 
 
 class Identity(Diagonal):
-    """A factor of a :class:`Kronecker` that stays the identity: only the common scale is learned along its axis."""
+    """A factor of a ``Kronecker`` that stays the identity: only the common scale is learned along its axis."""
 
 
 KINDS: dict[str, type[Full] | type[Diagonal]] = {"full": Full, "diagonal": Diagonal, "identity": Identity}
-"""Names of the kinds of factors that a :class:`Kronecker` can have."""
+"""Names of the kinds of factors that a ``Kronecker`` can have."""
 
 
 def eigs_to(eigs: Tensor, target: torch.dtype | torch.device | str) -> Tensor:

@@ -32,7 +32,7 @@ def largest(dtype: torch.dtype) -> float:
 
 
 def saturate(x: Tensor) -> Tensor:
-    """Cut numbers at :func:`largest`; what overflowed on the way becomes that, too, and undecidable signs zero."""
+    """Cut numbers at ``largest``; what overflowed on the way becomes that, too, and undecidable signs zero."""
     return x.nan_to_num(0.0).clamp(-largest(x.dtype), largest(x.dtype))
 
 

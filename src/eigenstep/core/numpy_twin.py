@@ -1,7 +1,7 @@
 """The step's parts in NumPy, for the search: small matrices are several times faster there, and need no torch.
 
-Each function has the name and the formula of its torch version (:mod:`~eigenstep.core.generators`,
-:mod:`~eigenstep.core.maps`), and a test compares the two. A step reads::
+Each function has the name and the formula of its torch version (``eigenstep.core.generators``,
+``eigenstep.core.maps``), and a test compares the two. A step reads::
 
     turn = cayley(bounded(average))                     generator, then map
     basis = basis @ turn                                turn the basis

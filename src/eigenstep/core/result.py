@@ -29,7 +29,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a search is over: the part of a :class:`Result` of that name."""
+    """Why a search is over: the part of a ``Result`` of that name."""
 
     reason: str  # one word
     message: str  # a sentence

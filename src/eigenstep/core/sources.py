@@ -1,6 +1,6 @@
 """Where curvature comes from: losses, models, samples and problems over positive-definite matrices.
 
-Each function returns :class:`~eigenstep.OuterProducts` or :class:`~eigenstep.Dense`; a user's own
+Each function returns ``eigenstep.OuterProducts`` or ``eigenstep.Dense``; a user's own
 matrix needs none of them: ``Dense(H)``. Curvature is data: no gradients flow back through it to the parameters.
 """
 

@@ -9,8 +9,8 @@ and the average ``M`` of the curvature so far, which is ``Diag(d)`` unless the f
     Q = orthogonal(N)                                   Cayley map, exact or truncated
     d <- positive(d, n)                                 exponential map, exact or truncated
 
-:func:`learn` is this step. The caller multiplies ``Q`` into the basis and into whatever else lives in its coordinates.
-:func:`update` projects curvature to ``W``, learns each factor, and scales Kronecker factors back to determinant one,
+``learn`` is this step. The caller multiplies ``Q`` into the basis and into whatever else lives in its coordinates.
+``update`` projects curvature to ``W``, learns each factor, and scales Kronecker factors back to determinant one,
 the scale going to ``alpha``. The optimizer's kernel projects its stacks of gradients and calls the same functions.
 """
 
@@ -78,7 +78,7 @@ def learn(
         decay: the paper's gamma.
         damping: the paper's ``Lambda / (alpha k)``, added to the eigenvalues of ``W``.
         residual: ``M``, if the factor keeps one; then the new one is returned.
-        rotation: see :mod:`eigenstep.core.generators`.
+        rotation: see ``eigenstep.core.generators``.
         orthogonal: map from generators to orthogonal matrices.
         positive: map that moves ``d`` towards where the linear update would put it, and keeps it positive.
         rayleigh: read the eigenvalues off in the turned basis (Rayleigh quotients).
@@ -148,7 +148,7 @@ def update(
         damping: the paper's lambda: ``H`` counts as ``H + damping I`` (Kronecker factors get the paper's Lambda).
             A number, or one for each matrix of a batch, shape ``(*batch,)``.
         rotation: how the basis turns: "bounded", "pairwise", "normalized", "moore_penrose" or a function; see
-            :mod:`eigenstep.core.generators`.
+            ``eigenstep.core.generators``.
         orthogonal: map from generators to orthogonal matrices: "cayley", "truncated_cayley", "quadratic" or a function.
         positive: map that moves the eigenvalues: "exp" for any curvature or "truncated_exp", cheaper and closer to the
             linear update, for curvature without negative eigenvalues; or a function.

@@ -57,11 +57,11 @@ class Iterate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult(Result):
-    """What came out, beside how it went (:class:`~eigenstep.core.result.Result`).
+    """What came out, beside how it went (``eigenstep.core.result.Result``).
 
     The ``reason`` is "tol" (the gap is small enough), "rounding" (it cannot get smaller), "max_iter", "noise" (it needs
     more points than are allowed), "stuck" (no step helps), "nonfinite" or "callback". A Hessian counts as one gradient
-    for each parameter; ``nfev`` counts values without a gradient. The ``history`` has an :class:`Iterate` for each
+    for each parameter; ``nfev`` counts values without a gradient. The ``history`` has an ``Iterate`` for each
     step.
 
     Attributes:

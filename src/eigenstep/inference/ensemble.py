@@ -2,7 +2,7 @@
 
 The model ``y = G(w) + noise`` has a Gaussian prior. Points drawn from the present Gaussian go through ``G``. The
 line that fits the outputs best, ``G(w) ~ mean(G) + J (w - mean)``, stands for the model, and gives the gradient and the
-Gauss-Newton curvature ``J^T R^-1 J``. The rest is the step of :func:`~eigenstep.inference.fit.fit_gaussian`: exact for
+Gauss-Newton curvature ``J^T R^-1 J``. The rest is the step of ``eigenstep.inference.fit.fit_gaussian``: exact for
 linear models, and in general a Gaussian that matches the model as seen from a cloud of its own size.
 """
 
@@ -64,7 +64,7 @@ def ensemble_inversion(
         elbo_samples: how many points the ``elbo`` of the result is estimated from.
         vectorize: whether ``torch.func.vmap`` may run the model for all points at once.
         **options: ``lr``, ``tol``, ``max_iter`` (200 by default), ``exact``, ``callback`` and ``progress``, as in
-            :func:`~eigenstep.inference.fit.fit_gaussian`.
+            ``eigenstep.inference.fit.fit_gaussian``.
 
     Returns:
         The posterior; ``nfev`` counts runs of the model.
@@ -94,7 +94,7 @@ class InverseProblem:
     def __init__(
         self, forward: Forward, data: Tensor, noise: Tensor, mean: Tensor, precision: float, vectorize: bool
     ) -> None:
-        """Check what belongs together; the arguments are those of :func:`ensemble_inversion`."""
+        """Check what belongs together; the arguments are those of ``ensemble_inversion``."""
         check_wide(mean, "prior_mean")
         check_finite(mean, "prior_mean")
         if mean.ndim != 1:

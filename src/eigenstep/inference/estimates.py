@@ -49,7 +49,7 @@ def estimate(
 ) -> Estimate:
     """Estimate value, gradient and curvature of the variational objective at ``q``, from an even number of points.
 
-    The source is a name in :data:`SOURCES`, or a function of the parameters that returns their curvature (for several
+    The source is a name in ``SOURCES``, or a function of the parameters that returns their curvature (for several
     blocks, a dictionary). No samples at all take the mean alone.
     """
     find = choose(source, SOURCES, "curvature")
@@ -160,7 +160,7 @@ class Cloud:
 
 
 Found = tuple[Blocks, dict[str, Curvature], float]
-"""Gradients, curvatures and damping of an :class:`Estimate`."""
+"""Gradients, curvatures and damping of an ``Estimate``."""
 
 
 def _hessian(cloud: Cloud) -> Found:

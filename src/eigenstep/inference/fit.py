@@ -49,7 +49,7 @@ def fit_gaussian(
     Args:
         log_joint: log density of data and parameters, up to a constant, as a function of the parameters: a tensor, or a
             dictionary of them, like ``mean0``. It must be finite everywhere, so transform bounded parameters. It may
-            be random, such as :meth:`Supervised.minibatches <eigenstep.inference.models.Supervised.minibatches>`: if
+            be random, such as ``Supervised.minibatches <eigenstep.inference.models.Supervised.minibatches>``: if
             it has a method ``draw``, what that returns is used for one step. Then pass ``lr``.
         mean0: where to start, a tensor of any shape or a dictionary; its number format is used throughout (float64 is
             best).
@@ -61,7 +61,7 @@ def fit_gaussian(
 
             - "hessian": automatic differentiation;
             - "gauss-newton": without the second derivative of the model; ``log_joint`` must be
-              :class:`~eigenstep.inference.models.Supervised` or have a method ``gauss_newton``;
+              ``eigenstep.inference.models.Supervised`` or have a method ``gauss_newton``;
             - "reparametrization": from gradients at random points; needs many of them, but no second derivative;
             - "reinforce": from values at random points, without any derivative;
             - "gradient-outer-product": ``E_q[g g^T]``, biased unless the posterior is Gaussian;
@@ -88,7 +88,7 @@ def fit_gaussian(
         progress: show a progress bar; needs the package ``rich``.
 
     Returns:
-        The posterior and how the search went; see :class:`FitResult`.
+        The posterior and how the search went; see ``FitResult``.
     """
     check_function(log_joint, "log_joint")
     q = Gaussian.start(mean0, precision0)
@@ -123,6 +123,6 @@ def laplace(
 ) -> FitResult:
     """Return Laplace's approximation: Newton's method, and the inverse Hessian at its end as the covariance.
 
-    This is :func:`fit_gaussian` with ``samples=0``, whose other arguments and options it takes.
+    This is ``fit_gaussian`` with ``samples=0``, whose other arguments and options it takes.
     """
     return fit_gaussian(log_joint, mean0, precision0, samples=0, **options)

@@ -109,7 +109,7 @@ class Gaussian:
         return unwrap(self.points(self.deviations(count, generator)))
 
     def log_prob(self, parameters: Parameters) -> Tensor:
-        """Return the log density of parameters that are stacked along the first axis, as :meth:`sample` does."""
+        """Return the log density of parameters that are stacked along the first axis, as ``sample`` does."""
         points = as_blocks(parameters, "parameters")
         if set(points) != set(self.means):
             raise ValueError(f"parameters must name {list(self.means)}, got {list(points)}")

@@ -1,6 +1,6 @@
 """One step of the precision matrix, ``S <- (1 - beta gamma) S + beta H``, and how far it may go.
 
-Both kinds of steps are :func:`eigenstep.update` on spectral factors. The exact one turns the basis until the
+Both kinds of steps are ``eigenstep.update`` on spectral factors. The exact one turns the basis until the
 average is diagonal to rounding, by matrix products and solves alone; the first-order one is the paper's.
 """
 
@@ -34,7 +34,7 @@ def average(
 ) -> Structure:
     """Return ``(1 - lr decay) S + lr (H + damping I)`` in spectral form, for a Kronecker product factor by factor.
 
-    Either exactly, up to rounding, or :class:`NotPositiveDefinite` is raised; or by the paper's update, which agrees to
+    Either exactly, up to rounding, or ``NotPositiveDefinite`` is raised; or by the paper's update, which agrees to
     first order in ``lr`` and stays positive definite whatever comes.
     """
     if not exact:
@@ -101,7 +101,7 @@ def tangent_vector(S: SPD, curvature: Curvature, damping: float = 0.0) -> tuple[
 def longest_step(low: float, high: float, exact: bool) -> float:
     """Return the largest ``beta`` that keeps ``S`` well inside the cone.
 
-    An exact step is free where the curvature has no negative eigenvalue, and leaves :data:`KEEP` of ``S`` elsewhere. A
+    An exact step is free where the curvature has no negative eigenvalue, and leaves ``KEEP`` of ``S`` elsewhere. A
     first-order step may change the logarithms of the eigenvalues by one.
     """
     if exact:

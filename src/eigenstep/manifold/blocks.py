@@ -1,7 +1,7 @@
 """The spaces whose product a point lives in: full matrices, positive numbers and Euclidean tensors.
 
 Each block knows its own tangent vectors. Their coordinates are orthonormal, and they stay as they are when a vector is
-carried along to another point (:mod:`eigenstep.manifold.point`).
+carried along to another point (``eigenstep.manifold.point``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Block:
         return leaf
 
     def length(self, step: Tensor) -> Tensor:
-        """Return by how much a step, of the shape of :meth:`leaf`, changes logarithms of eigenvalues at most."""
+        """Return by how much a step, of the shape of ``leaf``, changes logarithms of eigenvalues at most."""
         return step.new_zeros(())
 
     def move(self, step: Tensor) -> Block:
@@ -42,7 +42,7 @@ class Block:
         return vector
 
     def from_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return coordinates as they are used elsewhere: the inverse of :meth:`to_eigenbasis`."""
+        """Return coordinates as they are used elsewhere: the inverse of ``to_eigenbasis``."""
         return vector
 
     def metrics(self, exponents: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Two ways downhill: with a search for the step size, or with step sizes fixed beforehand.
 
 Each is a generator of the points on the way, with value and gradient, that returns an
-:class:`~eigenstep.core.result.Ending` when it cannot go on.
+``eigenstep.core.result.Ending`` when it cannot go on.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Choose the metric of a problem from its gradients: every metric of a family is elementwise in the eigenbasis.
 
 A quasi-Newton method needs a first guess of the Hessian. In tangent coordinates
-(:mod:`eigenstep.manifold.tangent_view`) the guesses here are diagonal, ``h_ij = (d_i d_j)^a (d_i / d_j)^c`` made
+(``eigenstep.manifold.tangent_view``) the guesses here are diagonal, ``h_ij = (d_i d_j)^a (d_i / d_j)^c`` made
 symmetric. They are Hessians of typical problems:
 
 - ``a = 0, c = 0``: log-likelihoods, whose natural metric is the affine-invariant one;

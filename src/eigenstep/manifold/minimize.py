@@ -37,11 +37,11 @@ class Iterate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SPDResult(Result):
-    """What came out, beside how it went (:class:`~eigenstep.core.result.Result`).
+    """What came out, beside how it went (``eigenstep.core.result.Result``).
 
     The ``reason`` is "gtol" (a short gradient, and nothing left to gain), "rounding" (nothing left to gain that values
     could show), "stuck" (no step helps), "nonfinite", "max_iter" or "callback". The ``history`` has an
-    :class:`Iterate` for each point.
+    ``Iterate`` for each point.
 
     Attributes:
         point: the best point found (with fixed step sizes: the last).
@@ -93,14 +93,14 @@ def minimize_spd(
             structure is kept. Leading dimensions make a batch of matrices, over which to minimize jointly.
         x0: Euclidean tensors to minimize over as well.
         factored: give ``fun`` the factored matrix with its methods ``matmul``, ``solve``, ``logdet``, ``log_prob``
-            and so on (:class:`TangentView`) in place of a dense tensor: more accurate where the matrix is
+            and so on (``TangentView``) in place of a dense tensor: more accurate where the matrix is
             ill-conditioned, because nothing needs to be decomposed or inverted.
         method: "lbfgs", "barzilai-borwein" (needs less memory) or "gradient", each with a search for the step size, or
-            a function that makes a rule of your own (:class:`~eigenstep.manifold.directions.Direction`).
+            a function that makes a rule of your own (``eigenstep.manifold.directions.Direction``).
         retraction: how the matrix follows a step: "geodesic" (exact; takes a singular value decomposition where
             eigenvalues are needed), "spectral" (the paper's update without any decomposition, made safe at equal
             eigenvalues), "paper" (the paper's update to the letter), or a function (see
-            :mod:`eigenstep.manifold.retractions`).
+            ``eigenstep.manifold.retractions``).
         lr: a fixed step size, or a function of the iteration that gives it, instead of ``method`` and without a search
             for the step size: for stochastic objectives, which may differ from call to call. It is the paper's beta-2,
             as everywhere: a step is ``S - 2 lr S G S`` to first order, with ``G`` the gradient with respect to ``S``.
@@ -116,7 +116,7 @@ def minimize_spd(
         progress: show a progress bar; needs the package ``rich``.
 
     Returns:
-        The point found and how the search went; see :class:`SPDResult`.
+        The point found and how the search went; see ``SPDResult``.
     """
     _check_options(fun, lr, momentum, max_step, gtol, max_iter, callback)
     objective = Objective(fun, factored)

@@ -16,7 +16,7 @@ class SPDParameter(nn.Module):
     """A learnable positive-definite matrix ``S = B Diag(d) B^T``.
 
     Call the module to get the matrix, with differentiable ``matmul``, ``solve``, ``logdet``, ``dense``, ``trace``,
-    ``sample`` and ``log_prob`` (:class:`TangentView`). Its parameters are coordinates around the current matrix, zero
+    ``sample`` and ``log_prob`` (``TangentView``). Its parameters are coordinates around the current matrix, zero
     until an optimizer changes them. The next call follows that step on the manifold and sets them to zero again.
     Whatever the optimizer does, ``S`` stays positive definite, and momentum is carried along with it.
 
@@ -24,7 +24,7 @@ class SPDParameter(nn.Module):
     momentum if wanted. Its learning rate is torch's, twice the paper's beta-2: ``SGD(lr=0.1)`` takes the steps of
     ``minimize_spd(lr=0.05)``. With ``torch.optim.Adam`` each coordinate has its own step size. Weight decay has no
     effect. ``torch.optim.LBFGS`` cannot be used, because it expects parameters to stay where it puts them: see
-    :func:`minimize_spd`.
+    ``minimize_spd``.
 
     Example:
         >>> covariance = SPDParameter(torch.eye(3))
@@ -38,7 +38,7 @@ class SPDParameter(nn.Module):
     """
 
     def __init__(self, S: SPD | Tensor, *, retraction: str | Retraction = "geodesic") -> None:
-        """Start from a tensor or a spectral matrix, which keeps its structure; as in :func:`minimize_spd`."""
+        """Start from a tensor or a spectral matrix, which keeps its structure; as in ``minimize_spd``."""
         super().__init__()
         self._template = Point.start(S, retraction)
         self.tangents = nn.ParameterList(nn.Parameter(leaf) for leaf in self._template.leaves())

@@ -1,6 +1,6 @@
 """Points of a product of spaces, and one flat vector of coordinates for all tangent vectors at all points.
 
-A point consists of blocks (:mod:`eigenstep.manifold.blocks`): full factors, positive vectors (diagonal factors and the
+A point consists of blocks (``eigenstep.manifold.blocks``): full factors, positive vectors (diagonal factors and the
 scale of a Kronecker product) and Euclidean tensors. The coordinates of a tangent vector are orthonormal, so that the
 dot product of two vectors is the affine-invariant metric, and they do not change when the vector is carried along to
 another point (parallel transport). Methods for Euclidean space, such as L-BFGS or momentum, therefore work on them as
@@ -84,7 +84,7 @@ class Point:
         return [leaf.requires_grad_() for leaf in leaves]
 
     def flat(self, gradients: Sequence[Tensor], dense: bool = False) -> Tensor:
-        """Return gradients with respect to :meth:`leaves` as a flat vector of coordinates."""
+        """Return gradients with respect to ``leaves`` as a flat vector of coordinates."""
         first, *rest = gradients
         if dense:
             assert isinstance(self.blocks[0], Matrix)
@@ -118,11 +118,11 @@ class Point:
         return torch.cat([block.to_eigenbasis(part).flatten() for block, part in self._split(vector)])
 
     def from_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return flat coordinates as they are used elsewhere: the inverse of :meth:`to_eigenbasis`."""
+        """Return flat coordinates as they are used elsewhere: the inverse of ``to_eigenbasis``."""
         return torch.cat([block.from_eigenbasis(part).flatten() for block, part in self._split(vector)])
 
     def metrics(self, exponents: Tensor) -> Tensor:
-        """Return diagonal metrics in the eigenbases of the factors (:mod:`eigenstep.manifold.metric`)."""
+        """Return diagonal metrics in the eigenbases of the factors (``eigenstep.manifold.metric``)."""
         return torch.cat([block.metrics(exponents).flatten(1) for block in self.blocks], 1)
 
     def steepest_growth(self, gradient: Tensor) -> tuple[float, Tensor]:

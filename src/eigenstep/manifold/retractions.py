@@ -62,7 +62,7 @@ def spectral(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
 
     The basis turns by Jacobi angles, and the new eigenvalues are read off in the new basis: where all are equal,
     turning alone would change nothing. A step that may change logarithms by more than one is taken in several parts.
-    It agrees with :func:`geodesic` to first order.
+    It agrees with ``geodesic`` to first order.
     """
     square = tangent @ tangent
     longest = torch.linalg.matrix_norm(square @ square).amax().item() ** 0.25  # at least the spectral norm of X

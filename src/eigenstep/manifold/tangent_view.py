@@ -1,7 +1,7 @@
 """A spectral matrix seen from its tangent space: a differentiable function of coordinates around itself.
 
 Around ``S = B Diag(d) B^T`` every positive-definite matrix is ``B D^1/2 e^X D^1/2 B^T`` with one symmetric ``X``: the
-tangent coordinates, in which the affine-invariant metric at ``X = 0`` is the Frobenius norm. :class:`TangentView`
+tangent coordinates, in which the affine-invariant metric at ``X = 0`` is the Frobenius norm. ``TangentView``
 offers the methods of a spectral matrix such that autodiff finds their exact first derivatives with respect to ``X`` at
 zero. The derivatives exist even where eigenvalues are equal and those of ``B`` and ``d`` do not. Second derivatives are
 not meaningful.
@@ -99,7 +99,7 @@ class TangentView(SPD):
         return self.matmul(noise, power / 2)
 
     def log_prob(self, x: Tensor, *, power: float = -1.0) -> Tensor:
-        """Return the log density of events under the Gaussian that :meth:`sample` draws from."""
+        """Return the log density of events under the Gaussian that ``sample`` draws from."""
         axes = tuple(range(-len(self.sizes), 0))
         distance = (x * self.matmul(x, -power)).sum(axes)
         return -0.5 * (distance + power * self.logdet() + math.prod(self.sizes) * math.log(2 * math.pi))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParameterReport:
-    """One parameter in :meth:`Spectral.summary`.
+    """One parameter in ``Spectral.summary``.
 
     Attributes:
         name: its name, or its place among the parameter groups.

@@ -5,7 +5,7 @@ Its curvature is ``S = alpha S0 x ... x Sl``, one factor for each axis; the fact
 with one block for each of the ``k``, all other factors are shared by the blocks. A step
 
 1. turns the gradient into the eigenbasis and averages it there: momentum;
-2. projects it to ``W`` of each axis, from which :func:`eigenstep.core.step.learn` learns eigenvalues and rotations;
+2. projects it to ``W`` of each axis, from which ``eigenstep.core.step.learn`` learns eigenvalues and rotations;
 3. divides the momentum by the ``p``-th root of the eigenvalues and turns it back.
 
 Gradients enter divided by a number of their own size, and of ``alpha`` the square root is kept: multiplying the loss by
@@ -230,7 +230,7 @@ def _normalize(learned: list[Tensor], state: State) -> Tensor:
 
 
 def _turning(rule: Rule, rates: Rates, state: State, bases: Turns) -> dict[str, Any]:
-    """Return how bases turn, as arguments of :func:`eigenstep.core.step.learn`."""
+    """Return how bases turn, as arguments of ``eigenstep.core.step.learn``."""
     state["turns"] += 1
     basis_beta, cap = 1 - rates.basis, CAP
     rotation: Any = ROTATIONS[rule.rotation] if isinstance(rule.rotation, str) else rule.rotation

@@ -52,7 +52,7 @@ class Layout:
         return cut.movedim(1, 0).reshape(self.pieces, self.blocks, *self.sizes, *extra)
 
     def join(self, stack: Tensor) -> Tensor:
-        """Undo :meth:`split`."""
+        """Undo ``split``."""
         rows, cols = self.blocks * self.sizes[0], self.pieces * math.prod(self.sizes[1:])
         if self.pieces > 1:
             stack = stack.reshape(self.pieces, rows, self.sizes[1]).movedim(0, 1)
@@ -164,7 +164,7 @@ class Stack:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def scatter(self, stacked: Tensor) -> list[Tensor]:
-        """Undo :meth:`gather`."""
+        """Undo ``gather``."""
         if len(self.layouts) == 1:
             return [self.layouts[0].join(stacked)]
         pieces = torch.split(stacked, [layout.pieces for layout in self.layouts])

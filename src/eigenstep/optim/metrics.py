@@ -33,7 +33,7 @@ def metrics_of(
     Args:
         params: the parameters.
         states: the optimizer's state.
-        sizes: what :func:`note` took down.
+        sizes: what ``note`` took down.
         counts: numbers that are known already.
         name: tells a parameter's name.
     """

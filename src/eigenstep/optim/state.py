@@ -13,12 +13,12 @@ from ..core.maps import Orthogonal
 from ..core.numerics import accumulation_dtype
 
 State = dict[str, Tensor]
-"""The tensors of one stack, by name; :func:`new_state` tells which."""
+"""The tensors of one stack, by name; ``new_state`` tells which."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a step does, fixed for a stack; :class:`eigenstep.Spectral` explains each."""
+    """What a step does, fixed for a stack; ``eigenstep.Spectral`` explains each."""
 
     root: float = 2.0
     decay: float = 1.0

@@ -20,7 +20,7 @@ from .stopping import REASONS
 class SearchResult(Result):
     """What came out of a search without gradients.
 
-    ``reason`` is a key of ``eigenstep.search.REASONS``; ``history`` is a :class:`~eigenstep.search.History`, which
+    ``reason`` is a key of ``eigenstep.search.REASONS``; ``history`` is a ``eigenstep.search.History``, which
     ``history.plot("search.png")`` draws; ``success`` says whether the search has converged or, if there is one, reached
     the target, at a point with a finite value.
 
@@ -57,8 +57,8 @@ def minimize(
         fun: takes a vector like ``x0``, a copy that it may change, and returns a number. It may raise, or return NaN or
             an infinity: such points count as worse than all others. But if it raises at every point of the first
             generation, so does this.
-        x0: where to start; see :class:`Search`.
-        sigma0: how far from ``x0`` to look at first; see :class:`Search`.
+        x0: where to start; see ``Search``.
+        sigma0: how far from ``x0`` to look at first; see ``Search``.
         batched: ``fun`` takes all points of a generation as the rows of a matrix and returns a vector of values.
         executor: evaluate in parallel, on any ``concurrent.futures.Executor`` or a Dask client. Better a function that
             returns a new executor: it is called again if the executor breaks, or if evaluations run on after the
@@ -66,7 +66,7 @@ def minimize(
         timeout: with an executor, seconds that one generation may take; evaluations not done by then have failed.
         callback: called with the search after each generation; the search stops if it returns ``True``.
         progress: show a progress bar; needs the package ``rich``.
-        **options: all other arguments of :class:`Search`: ``method``, ``population``, ``bounds``, ``integers``,
+        **options: all other arguments of ``Search``: ``method``, ``population``, ``bounds``, ``integers``,
             ``restarts``, ``noisy``, ``seed``, ``target``, ``max_evals`` and so on.
 
     Returns:
@@ -87,7 +87,7 @@ def run(
     callback: Callable[[Search], object] | None = None,
     progress: bool = False,
 ) -> SearchResult:
-    """Take a search to its end, also one that was saved on the way; arguments as for :func:`minimize`."""
+    """Take a search to its end, also one that was saved on the way; arguments as for ``minimize``."""
     check_function(fun, "fun")
     if callback is not None:
         check_function(callback, "callback")

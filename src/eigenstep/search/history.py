@@ -79,7 +79,7 @@ class History:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> History:
-        """Build from what :meth:`as_dict` returned, or raise a ``ValueError``."""
+        """Build from what ``as_dict`` returned, or raise a ``ValueError``."""
         arrays = {name: np.asarray(state[name]) for name in (*LISTS, *NUMBERS)}
         records = arrays["nfev"].shape
         for name, array in arrays.items():
@@ -97,7 +97,7 @@ class History:
         return cls(**lists, stride=stride, seen=seen)
 
     def save(self, path: str | Path) -> None:
-        """Write a table of numbers (``.csv``) or all records (``.npz``, for :meth:`load`)."""
+        """Write a table of numbers (``.csv``) or all records (``.npz``, for ``load``)."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.suffix == ".npz":
@@ -113,7 +113,7 @@ class History:
 
     @classmethod
     def load(cls, path: str | Path) -> History:
-        """Read what :meth:`save` wrote to an ``.npz`` file, or raise a ``ValueError`` if that is something else.
+        """Read what ``save`` wrote to an ``.npz`` file, or raise a ``ValueError`` if that is something else.
 
         The file is not trusted: nothing in it is executed, and at most a few megabytes of it are read.
         """

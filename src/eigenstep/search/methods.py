@@ -18,7 +18,7 @@ from .spectral import SpectralGaussian
 class Distribution(Protocol):
     """Where to look next: something that samples points, and learns from the order of their values.
 
-    It never changes: what learns is the copy that :meth:`update` returns. All arrays are float64. Its coordinates have
+    It never changes: what learns is the copy that ``update`` returns. All arrays are float64. Its coordinates have
     neither bounds nor integers, which are none of its business, and samples are rows. A search can be saved with
     ``state_dict`` if the distribution is a dataclass of arrays and numbers.
     """
@@ -38,7 +38,7 @@ class Distribution(Protocol):
         """Return the samples made of ``z``; ``stretch`` multiplies the coordinates' deviations from the mean."""
 
     def whiten(self, x: Array, stretch: Array | None = None) -> Array:
-        """Return the ``z`` of samples, the inverse of :meth:`sample`."""
+        """Return the ``z`` of samples, the inverse of ``sample``."""
 
     def update(self, z: Array, values: Array, stretch: Array | None = None) -> Distribution:
         """Return what is learned from samples, at least two, and their values; failures have the value ``inf``."""

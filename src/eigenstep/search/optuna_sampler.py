@@ -32,7 +32,7 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
         Args:
             seed: the same seed gives the same trials, if they are run one after the other.
             startup: trials at random at the beginning; the search starts at the best of them.
-            **options: arguments of :class:`~eigenstep.search.Search`, such as ``population`` or ``method``.
+            **options: arguments of ``eigenstep.search.Search``, such as ``population`` or ``method``.
         """
         self._seed, self._startup, self._options = seed, max(1, startup), {"max_evals": 10**9, **options}
         self._independent = optuna.samplers.RandomSampler(seed=seed)

@@ -54,7 +54,7 @@ class Restarts:
     last_large: int = 0  # evaluations of the last run with a growing population
 
     def __call__(self, ended: Start, evals: int, rng: np.random.Generator) -> Start:
-        """Return the next start; see :data:`Schedule`."""
+        """Return the next start; see ``Schedule``."""
         self.first = self.first or ended.population
         if ended.large:
             self.large_evals += evals

@@ -64,7 +64,7 @@ class Search:
                 coordinate. A third of the distance to where the minimum might be is a good choice.
             method: "spectral" learns all correlations, with d^2 numbers. "separable" learns the scale of each
                 coordinate with a few times d numbers: for thousands of coordinates. Or a function of
-                your own, ``method(mean, sigma)``, that returns a :class:`~eigenstep.search.methods.Distribution`; or a
+                your own, ``method(mean, sigma)``, that returns a ``eigenstep.search.methods.Distribution``; or a
                 class with such a constructor named ``start``.
             population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number.
                 Larger ones search more globally.
@@ -74,7 +74,7 @@ class Search:
                 do so alternately with small, narrow runs ("bipop"). New starts are random in the bounds if all
                 coordinates have some; else they are ``x0``. Where nothing has a finite value, few are tried.
                 Or a function ``restarts(ended, evals, rng)`` of your own: how the run that is over began, a
-                :class:`~eigenstep.search.Start`, the evaluations it used and a source of randomness; it returns the
+                ``eigenstep.search.Start``, the evaluations it used and a source of randomness; it returns the
                 next ``Start``, or ``None`` to stop.
             noisy: the function gives other values each time: evaluate again, as often as it takes.
             seed: the same seed gives the same search.
@@ -164,7 +164,7 @@ class Search:
     # Ask, tell, stop.
 
     def inject(self, points: Point) -> None:
-        """Propose a point of your own, or several as rows, which the next :meth:`ask` will return among its points."""
+        """Propose a point of your own, or several as rows, which the next ``ask`` will return among its points."""
         rows = np.atleast_2d(to_numpy(points)).copy()
         self._check_points(rows)
         self._injected.extend(rows)
@@ -190,7 +190,7 @@ class Search:
         """Learn from points and their values.
 
         Args:
-            points: what :meth:`ask` returned, in any order; or points of your own, at least two.
+            points: what ``ask`` returned, in any order; or points of your own, at least two.
             values: one for each point. What is not a finite number counts as a failure: worse than all others.
         """
         x, told = self._read(points, values)
@@ -212,7 +212,7 @@ class Search:
         self._look()
 
     def see(self, points: Point, values: object) -> None:
-        """Take note of values without learning from them; arguments as for :meth:`tell`, but any number of points."""
+        """Take note of values without learning from them; arguments as for ``tell``, but any number of points."""
         if len(points):
             x, told = self._read(points, values)
             self._count(told)
@@ -231,7 +231,7 @@ class Search:
 
     @property
     def seconds(self) -> float:
-        """Time since the first :meth:`ask`, without the time between saving and loading the state."""
+        """Time since the first ``ask``, without the time between saving and loading the state."""
         return self._seconds + (0.0 if self._clock is None else time.monotonic() - self._clock)
 
     def _stretch(self) -> Array | None:

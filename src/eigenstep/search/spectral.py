@@ -8,8 +8,8 @@ of old and new covariance is::
 
 The basis turns by ``B <- B Cayley(N)``, where ``N_ij`` is, for small angles, half the Jacobi angle that diagonalizes
 ``A`` in the plane of axes ``i`` and ``j``, and the eigenvalues become the Rayleigh quotients of ``A`` along the new
-axes. This is the step of :mod:`eigenstep.core.step` with bounded pairwise rotations, and its parts are those of
-:mod:`eigenstep.core.numpy_twin`.
+axes. This is the step of ``eigenstep.core.step`` with bounded pairwise rotations, and its parts are those of
+``eigenstep.core.numpy_twin``.
 
 Without a basis, the covariance is diagonal: memory and time are linear in the dimension.
 
@@ -67,7 +67,7 @@ class SpectralGaussian:
         return self.mean[..., None, :] + (deviations if stretch is None else stretch * deviations)
 
     def whiten(self, x: Array, stretch: Array | None = None) -> Array:
-        """Return the ``z`` of samples, the inverse of :meth:`sample`."""
+        """Return the ``z`` of samples, the inverse of ``sample``."""
         deviations = (x - self.mean[..., None, :]) / self.sigma[..., None, None]
         deviations = deviations if stretch is None else deviations / stretch
         turned = deviations if self.basis is None else deviations @ self.basis

@@ -54,8 +54,8 @@ class Progress:
     """What one run (from one start to its end) remembers to see that it is over."""
 
     start_axis: float  # longest axis at the start
-    tolfun: float  # see :class:`~eigenstep.search.Search`
-    tolx: float  # see :class:`~eigenstep.search.Search`
+    tolfun: float  # see ``eigenstep.search.Search``
+    tolx: float  # see ``eigenstep.search.Search``
     best: list[float] = field(default_factory=list)  # least value of each generation
     median: list[float] = field(default_factory=list)  # median value of each generation
     spread: float = math.inf  # range of the last generation's values

@@ -7,16 +7,16 @@ with covariance ``A A^T``, and with utilities ``u_k`` of the samples, best ones 
 
 What differs is the factor and how it moves; all agree to first order in ``lr`` (covariance ``+ lr A M A^T``):
 
-- :class:`PlainNES`, Wierstra et al. (2008): the covariance itself, ``+ lr A M A^T``; half as much, and so on, where it
+- ``PlainNES``, Wierstra et al. (2008): the covariance itself, ``+ lr A M A^T``; half as much, and so on, where it
   would not stay positive definite.
-- :class:`ExponentialNES`, xNES of Glasmachers et al. (2010): any root, ``A <- A Expm(lr/2 M)``.
-- :class:`CholeskyNES`, Lin et al. (2021): ``S = C C^T`` is the *inverse* covariance with a lower-triangular ``C``, so
+- ``ExponentialNES``, xNES of Glasmachers et al. (2010): any root, ``A <- A Expm(lr/2 M)``.
+- ``CholeskyNES``, Lin et al. (2021): ``S = C C^T`` is the *inverse* covariance with a lower-triangular ``C``, so
   ``A = C^-T``; ``C <- C h(-lr T)`` with ``T`` the lower triangle of ``M``, its diagonal halved (so ``T + T^T = M``),
   and ``h(X) = I + X + X^2/2``, which keeps the diagonal positive for every ``X``.
 
-Utilities, learning rates and populations are those of :mod:`eigenstep_lab.baselines.paper_nes`.
+Utilities, learning rates and populations are those of ``eigenstep_lab.baselines.paper_nes``.
 
-Importance mixing (:class:`Population`) spares evaluations: samples of the generation before are kept with such a
+Importance mixing (``Population``) spares evaluations: samples of the generation before are kept with such a
 probability that the whole is still distributed as the Gaussian says.
 
 All tensors may carry a batch of independent searches: means ``(*batch, d)``, samples ``(K, *batch, d)``.
@@ -48,7 +48,7 @@ class NES(Protocol):
         """Turn standard normal ``z`` of shape ``(K, *batch, d)`` into samples."""
 
     def whiten(self, x: Tensor) -> Tensor:
-        """Return the ``z`` of samples, the inverse of :meth:`sample`."""
+        """Return the ``z`` of samples, the inverse of ``sample``."""
 
     def log_volume(self) -> Tensor:
         """Return ``log det A``, shape ``(*batch,)``."""
@@ -89,7 +89,7 @@ class PlainNES:
         return diagonal(self._root()).log().sum(-1)
 
     def update(self, z: Tensor, utilities: Tensor, *, lr: float, lr_mean: float = 1.0) -> PlainNES:
-        """Return the distribution after one step; see :class:`NES`."""
+        """Return the distribution after one step; see ``NES``."""
         step, moment = natural_gradient(z, utilities)
         root = self._root()
         tangent = lr * root @ moment @ root.mT
@@ -129,7 +129,7 @@ class ExponentialNES:
         return torch.linalg.slogdet(self.root).logabsdet
 
     def update(self, z: Tensor, utilities: Tensor, *, lr: float, lr_mean: float = 1.0) -> ExponentialNES:
-        """Return the distribution after one step; see :class:`NES`."""
+        """Return the distribution after one step; see ``NES``."""
         step, moment = natural_gradient(z, utilities)
         root = self.root @ torch.linalg.matrix_exp(lr / 2 * moment)
         return ExponentialNES(self.mean + lr_mean * _apply(self.root, step), root)
@@ -160,7 +160,7 @@ class CholeskyNES:
         return -diagonal(self.factor).log().sum(-1)
 
     def update(self, z: Tensor, utilities: Tensor, *, lr: float, lr_mean: float = 1.0) -> CholeskyNES:
-        """Return the distribution after one step; see :class:`NES`."""
+        """Return the distribution after one step; see ``NES``."""
         step, moment = natural_gradient(z, utilities)
         triangle = -lr * (moment.tril(-1) + torch.diag_embed(diagonal(moment)) / 2)
         identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)

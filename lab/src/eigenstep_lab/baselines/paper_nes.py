@@ -67,7 +67,7 @@ class PaperNES:
         return self.mean[..., None, :] + (deviations if stretch is None else stretch * deviations)
 
     def whiten(self, x: Array, stretch: Array | None = None) -> Array:
-        """Return the ``z`` of samples, the inverse of :meth:`sample`."""
+        """Return the ``z`` of samples, the inverse of ``sample``."""
         deviations = x - self.mean[..., None, :]
         deviations = deviations if stretch is None else deviations / stretch
         return (deviations @ self.basis) * np.exp(self.log_eigs / 2)[..., None, :]

@@ -5,8 +5,8 @@ If ``S`` were the covariance of the gradients of a layer, the next gradient ``G`
 means that each entry is predicted with 10 % more density. Gradients are recorded once, while AdamW trains, so that all
 schemes see the same ones; same-shaped layers and all seeds go through a scheme as one batch.
 
-A learner is asked for ``S`` before it sees each gradient. :class:`Shipped` is an optimizer of the library: it steps a
-real :class:`eigenstep.Spectral` and reads the state that its next step would start from. The others decompose.
+A learner is asked for ``S`` before it sees each gradient. ``Shipped`` is an optimizer of the library: it steps a
+real ``eigenstep.Spectral`` and reads the state that its next step would start from. The others decompose.
 """
 
 from __future__ import annotations

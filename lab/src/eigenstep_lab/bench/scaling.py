@@ -16,6 +16,7 @@ from typing import Any
 
 from eigenstep import plotting as plots
 
+from ..lines import look
 from ..console import UserError, track
 from ..cost.model import GPUS, MODELS, OPTIMIZERS, Cost, Optimizer, Shapes, cost, spectral, training_traffic
 from ..cost.runs import MEASURED, WAYS, Ranks, gpt, measure_ranks, measure_single, trained
@@ -116,10 +117,17 @@ def draw(modeled: Mapping[str, Costs], path: str) -> None:
     """Draw state, work and bytes against the number of GPUs, for some networks."""
     drawn, axes = plots.figure(3, len(DRAWN), width=4.4, height=3.2)
     for line, name in zip(axes, DRAWN, strict=True):
-        for key, row in modeled[name].items():
+        for number, (key, row) in enumerate(modeled[name].items()):
             percent, state = shares(name, row), [c.fsdp_state / 2**30 for c in row]
             for ax, values in zip(line, (state, percent["work"], percent["FSDP2"]), strict=True):
-                ax.plot(GPUS, [v or math.nan for v in values], marker="o", markersize=4, label=key)
+                ax.plot(
+                    GPUS,
+                    [v or math.nan for v in values],
+                    marker="o",
+                    markersize=4,
+                    label=key,
+                    **look(key, number),
+                )
         labels = ("state, GiB per GPU", "work, % of the network's", "sent with FSDP2, % of its own")
         for ax, label in zip(line, labels, strict=True):
             ax.set(title=name, xlabel="GPUs", ylabel=label, yscale="log")

@@ -32,6 +32,7 @@ import torch
 from eigenstep.plotting import figure, save
 from eigenstep.search import Search
 
+from ..lines import look
 from ..console import UserError, require_peer, track, write_json
 from ..problems.functions import FUNCTIONS
 from ..results import Table, Verdict, verdict_table
@@ -138,7 +139,7 @@ def solve(peer: str, name: str, d: int, budget: int, restarts: str | None, seed:
 
 
 def compute_bbob(args: argparse.Namespace) -> dict[str, Any]:
-    """Return areas and curves; see :mod:`.search_bbob`."""
+    """Return areas and curves; see ``.search_bbob``."""
     first, last = (1, 15) if args.full else args.instances
     instances = range(first, last + 1)
     found: dict[int, dict[str, dict[int, Any]]] = {d: {peer: {} for peer in PEERS} for d in args.dimensions}
@@ -296,14 +297,16 @@ def draw(computed: Mapping[str, Any], path: str) -> None:
     panels = list(axes[0])
     for d, peers in bbob["dimensions"].items():
         ax = panels.pop(0)
-        for name, entry in peers.items():
-            ax.plot(bbob["evaluations_per_dimension"], entry["curve"], label=f"{name}: area {entry['area']:.3f}")
+        for number, (name, entry) in enumerate(peers.items()):
+            label = f"{name}: area {entry['area']:.3f}"
+            ax.plot(bbob["evaluations_per_dimension"], entry["curve"], label=label, **look(name, number))
         ax.set(title=f"BBOB, d = {d}", xlabel="evaluations / d", ylabel="targets reached", xscale="log", ylim=(0, 1))
         ax.legend(fontsize=8)
     if "overhead" in computed:
         ax, found = panels.pop(0), computed["overhead"]
-        for name in PEERS:
-            ax.plot([int(d) for d in found], [times[name] for times in found.values()], marker="o", label=name)
+        for number, name in enumerate(PEERS):
+            times = [row[name] for row in found.values()]
+            ax.plot([int(d) for d in found], times, marker="o", label=name, **look(name, number))
         ax.set(title="Overhead", xlabel="d", ylabel="CPU µs per evaluation", xscale="log", yscale="log")
         ax.legend(fontsize=8)
     save(drawn, path)

@@ -106,7 +106,7 @@ Solver = Callable[[Meter], None]
 
 
 def ours(meter: Meter, **options: Any) -> None:
-    """Minimize with :func:`minimize_spd`."""
+    """Minimize with ``minimize_spd``."""
     start = torch.eye(meter.problem.size, dtype=torch.float64)
     minimize_spd(meter.differentiable, start, gtol=0.0, max_iter=10**6, **options)
 

@@ -9,6 +9,7 @@ of weights, gradients and state.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -146,6 +147,7 @@ def _peak(optimizer: Optimizer, params: list[Tensor], generator: torch.Generator
 
 def peak_memory(function: Callable[[], object]) -> tuple[int, int]:
     """Return the most bytes that were allocated at a time while a function ran, and what remained."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler tells of each start and stop
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         function()
     events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]

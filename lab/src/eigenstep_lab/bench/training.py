@@ -24,6 +24,7 @@ import torch
 
 from eigenstep.plotting import figure, save
 
+from ..lines import look
 from ..console import UserError, track, write_json
 from ..problems.tasks import TASKS, Task, train
 from ..registry import OPTIMIZERS, build
@@ -243,7 +244,7 @@ def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
     """Draw training loss against steps and against time, at each optimizer's best learning rate."""
     rows = summarize(results)
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    colors = {name: f"C{number}" for number, name in enumerate(sorted({row["optimizer"] for row in rows}))}
+    names = sorted({row["optimizer"] for row in rows})
     drawn, axes = figure(columns=len(tasks), rows=2)
     for row in rows:
         chosen = (row["task"], row["optimizer"], row["lr"])
@@ -254,10 +255,10 @@ def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
         smooth = curve.unfold(0, window, 1).mean(-1)
         steps = torch.arange(len(smooth)) + window
         column = tasks.index(row["task"])
-        width = 2 if row["optimizer"].startswith("spectral") else 1
+        style = look(row["optimizer"], names.index(row["optimizer"]))
         for line, scale, label in ((0, 1.0, "step"), (1, row["step_ms"] / 1e3, "CPU seconds")):
             ax = axes[line, column]
-            ax.plot(steps * scale, smooth, label=row["optimizer"], color=colors[row["optimizer"]], linewidth=width)
+            ax.plot(steps * scale, smooth, label=row["optimizer"], **style)
             ax.set(title=row["task"], xlabel=label, ylabel="training loss")
             ax.legend(fontsize=7)
     save(drawn, path)

@@ -92,7 +92,7 @@ class SpectralNES:
         return -self.precision.eigs.log().sum(-1) / 2
 
     def update(self, z: Tensor, utilities: Tensor, *, lr: float, lr_mean: float = 1.0) -> SpectralNES:
-        """Return the distribution after one step; see :class:`~eigenstep_lab.baselines.nes.NES`."""
+        """Return the distribution after one step; see ``eigenstep_lab.baselines.nes.NES``."""
         deviation = self._deviation(z)
         mean = self.mean + lr_mean * (utilities[..., None] * deviation).sum(0)
         # Losses are negative utilities, of which `reinforce` takes the mean.

@@ -120,7 +120,7 @@ def read_figure(directory: Path, planned: Section, origin: Mapping[str, Any]) ->
     """Return a figure that was written before, or nothing if it was made in another way or cannot be read.
 
     Args:
-        directory: Where :func:`write_figure` put it.
+        directory: Where ``write_figure`` put it.
         planned: The figure that is wanted, without a result.
         origin: What its numbers depend on; another commit will do, and the section says which.
     """

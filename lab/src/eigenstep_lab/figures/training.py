@@ -95,7 +95,7 @@ def train_all(
     Args:
         task: What to train.
         schemes: The schemes by name.
-        lrs: Learning rates that each scheme may choose from, see :func:`choose_lr`; a single one is taken as it is.
+        lrs: Learning rates that each scheme may choose from, see ``choose_lr``; a single one is taken as it is.
         steps: Length of the runs that count.
         seeds: Seeds of these runs.
         tuning_steps: Length of the runs that choose the learning rate; by default the same.

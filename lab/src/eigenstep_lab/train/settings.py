@@ -64,7 +64,9 @@ class Settings:
     option: dict[str, Any] = _setting({}, "an option of the optimizer, such as root=4")  # noqa: RUF009
 
     train_for: str = _setting("20 epochs", "how long: '20 epochs' or '1000 steps'")
-    warmup: str = _setting("1 epoch", "the learning rate rises this long, then falls as a cosine")
+    warmup: str = _setting(
+        "auto", "the learning rate rises this long, then falls as a cosine; 'auto': an epoch, or a tenth of short runs"
+    )
     floor: float = _setting(0.0, "the learning rate ends at this fraction of the highest")
     batch: int = _setting(32, "examples per step")
     accumulate: int = _setting(1, "parts that a batch is cut into, one after the other, to save memory")
@@ -74,7 +76,7 @@ class Settings:
     test_batches: int = _setting(0, "try only so many batches of it; 0: all")
     log_every: str = _setting("10 steps", "how often a line goes to the log")
     checkpoint_every: str = _setting("1 epoch", "how often a checkpoint is written", result=False)
-    directory: str = _setting("", "where the run is kept (default: runs/train/...)", result=False)
+    directory: str = _setting("", "where the run is kept (default: {root}/...)", result=False)
     device: str = _setting("auto", "cpu, cuda, cuda:1, mps; auto: a GPU if there is one", result=False)
     parallel: str = _setting(
         "ddp", "under torchrun: replicate the network or shard it", choices=("ddp", "fsdp2"), result=False
@@ -164,6 +166,8 @@ def count_steps(duration: str, per_epoch: int, name: str) -> int:
         per_epoch: Steps in an epoch.
         name: Name of the setting, for errors.
     """
+    if name == "warmup" and duration == "auto":
+        return per_epoch
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(epochs?|steps?|)\s*", duration)
     if match is None:
         raise UserError(f"{name} must be a duration such as '20 epochs' or '1000 steps', got {duration!r}")
@@ -175,8 +179,8 @@ def count_steps(duration: str, per_epoch: int, name: str) -> int:
     return steps
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--config`, and one option for each setting."""
+def add_arguments(parser: argparse.ArgumentParser, root: str = "runs/train") -> None:
+    """Add `--config`, and one option for each setting; by default a run is kept below `root`."""
     shipped = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.toml")))
     parser.add_argument(
         "--config", metavar="FILE", help=f"take settings from a TOML file, or from one that comes with us: {shipped}"
@@ -185,7 +189,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default, choices = setting.metadata["default"], setting.metadata.get("choices")
         flag = "--" + setting.name.replace("_", "-")
         # Without defaults here, what was given can be told from what was not.
-        common: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS, "help": setting.metadata["help"]}
+        common: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS}
+        common["help"] = setting.metadata["help"].replace("{root}", root)
         if isinstance(default, dict):
             parser.add_argument(flag, action="append", metavar="NAME=VALUE", type=_pair, **common)
         elif isinstance(default, bool):

@@ -78,6 +78,8 @@ class Run:
         self.steps, self.warmup, self.evaluate_every, self.log_every, self.checkpoint_every = (
             count_steps(getattr(settings, name), self.feed.per_epoch, name) for name in DURATIONS
         )
+        if settings.warmup == "auto":
+            self.warmup = min(self.warmup, self.steps // 10)
         if self.steps <= self.warmup:
             raise UserError(f"train_for must be longer than warmup: {self.steps} steps against {self.warmup}")
         self.dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32

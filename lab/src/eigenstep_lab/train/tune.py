@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--objective", choices=["test_error", "test_loss"], default="test_error", help="what is to be small"
     )
-    settings_module.add_arguments(parser)
+    settings_module.add_arguments(parser, ROOT)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -48,7 +48,7 @@ class Candidate:
         layout: layout of the whole parameter.
         costs: operations, bytes of state, ... of stepping one piece; each is balanced over the ranks.
         wide: number format of its steps.
-        description: what :func:`describe` says of it.
+        description: what ``describe`` says of it.
     """
 
     param: Tensor
