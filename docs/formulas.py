@@ -9,7 +9,7 @@ from typing import Any
 from latex2mathml.converter import convert
 
 
-def on_page_content(page: str, **_: Any) -> str:
+def on_page_content(content: str, **_: Any) -> str:
     """Replace every formula that pymdownx.arithmatex has marked; mkdocs calls this for each page."""
     pattern = r'<(span|div) class="arithmatex">\\[([](.*?)\\[)\]]</\1>'
 
@@ -17,4 +17,4 @@ def on_page_content(page: str, **_: Any) -> str:
         display = "block" if found[1] == "div" else "inline"
         return f"<{found[1]}>{convert(html.unescape(found[2]), display=display)}</{found[1]}>"
 
-    return re.sub(pattern, typeset, page, flags=re.DOTALL)
+    return re.sub(pattern, typeset, content, flags=re.DOTALL)

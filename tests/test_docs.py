@@ -86,6 +86,15 @@ def test_docstrings_have_no_roles_that_the_site_would_show_raw() -> None:
 
 def test_bring_your_model_has_ten_situations_each_with_code() -> None:
     sections = re.split(r"^## ", (ROOT / "docs" / "bring-your-model.md").read_text(), flags=re.MULTILINE)[1:]
-    wanted = ("Vision transformer", "GPT", "Mixture of experts", "LoRA", "Convolutional", "Embeddings", "Tied", "Frozen")
+    wanted = (
+        "Vision transformer",
+        "GPT",
+        "Mixture of experts",
+        "LoRA",
+        "Convolutional",
+        "Embeddings",
+        "Tied",
+        "Frozen",
+    )
     wanted += ("Mixed precision", "Several processes")
     assert [s.startswith(w) and "```python" in s for s, w in zip(sections, wanted, strict=False)] == [True] * 10

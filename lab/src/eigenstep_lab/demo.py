@@ -18,8 +18,8 @@ from torch import nn
 from eigenstep.optim import Spectral
 from eigenstep.plotting import figure, save
 
-from .lines import look
 from .console import LARGEST_SEED, between, print_table, progress
+from .lines import look
 from .problems.tasks import TASKS, Record, train
 from .registry import build
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from eigenstep import plotting as plots
 
-from ..lines import look
 from ..console import UserError, track
 from ..cost.model import GPUS, MODELS, OPTIMIZERS, Cost, Optimizer, Shapes, cost, spectral, training_traffic
 from ..cost.runs import MEASURED, WAYS, Ranks, gpt, measure_ranks, measure_single, trained
+from ..lines import look
 from ..results import Table, Verdict, verdict_table
 
 DRAWN = ("124 M", "7 B", "70 B")

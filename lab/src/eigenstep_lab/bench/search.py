@@ -32,8 +32,8 @@ import torch
 from eigenstep.plotting import figure, save
 from eigenstep.search import Search
 
-from ..lines import look
 from ..console import UserError, require_peer, track, write_json
+from ..lines import look
 from ..problems.functions import FUNCTIONS
 from ..results import Table, Verdict, verdict_table
 from .search_bbob import BUDGET, run_function, summarize

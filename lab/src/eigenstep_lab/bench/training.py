@@ -24,8 +24,8 @@ import torch
 
 from eigenstep.plotting import figure, save
 
-from ..lines import look
 from ..console import UserError, track, write_json
+from ..lines import look
 from ..problems.tasks import TASKS, Task, train
 from ..registry import OPTIMIZERS, build
 from ..results import Table, Verdict, verdict_table
