@@ -25,7 +25,11 @@ TO_DO = {
     "src/eigenstep/optim/spectral.py",
 }
 """Files that are still too long, or have a function that is."""
-INSTALLED_APART = {"eigenstep.search.optuna_sampler"}
+INSTALLED_APART = {
+    "eigenstep.search.optuna_sampler",
+    "eigenstep.integrations.axolotl",
+    "eigenstep.integrations.torchtitan",
+}
 """Modules that are nothing but a bridge to an optional package, which may be missing."""
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .distributed.collectives import local
+from .inspect import name_of
 from .state import State
 
 Sizes = dict[Tensor, tuple[Tensor, Tensor]]
@@ -22,24 +23,20 @@ def note(sizes: Sizes, params: Sequence[Tensor], gradients: list[Tensor], direct
 
 
 def metrics_of(
-    params: Sequence[Tensor],
-    states: Mapping[Tensor, State],
-    sizes: Sizes,
-    counts: Mapping[str, int],
-    name: Callable[[Tensor], str],
+    groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, State], sizes: Sizes, skipped: int
 ) -> dict[str, float]:
     """Return all numbers; they are read back from the device in one piece.
 
     Args:
-        params: the parameters.
-        states: the optimizer's state.
+        groups: the optimizer's parameter groups.
+        states: its state.
         sizes: what ``note`` took down.
-        counts: numbers that are known already.
-        name: tells a parameter's name.
+        skipped: number of steps that were left out.
     """
+    counts = {"steps": max((group["count"] for group in groups), default=0), "skipped_steps": skipped}
     found: dict[str, Tensor] = {}
-    for param in params:
-        own = name(param).replace(" #", ".")  # some loggers refuse other signs than these
+    for param in (param for group in groups for param in group["params"] if param.numel()):
+        own = name_of(param, groups).replace(" #", ".")  # some loggers refuse other signs than these
         found[f"weight_norm/{own}"] = torch.linalg.vector_norm(local(param.detach()))
         if param in sizes:
             found[f"gradient_norm/{own}"], found[f"update_norm/{own}"] = sizes[param]
@@ -51,7 +48,7 @@ def metrics_of(
             speeds = [state[key].mean() for key in state if key.startswith("speed")]
             found[f"rotation_speed/{own}"] = torch.stack(speeds).amax()
     if not found:
-        return dict(counts)
+        return counts
     first = next(iter(found.values()))
     numbers = torch.stack([number.to(first.device, torch.float32) for number in found.values()]).tolist()
     return {**dict(zip(found, numbers, strict=True)), **counts}

@@ -396,14 +396,9 @@ class Spectral(Optimizer):
     def metrics(self) -> dict[str, float]:
         """Return numbers for TensorBoard, W&B or MLflow, read back from the device all at once.
 
-        They are ``weight_norm``, ``gradient_norm``, ``update_norm`` (without weight decay), ``condition`` (of the
-        curvature, its largest eigenvalue divided by the smallest) and ``rotation_speed`` (of the side that turns
-        fastest), each with ``/`` and the parameter's name, and ``steps`` and ``skipped_steps``. Gradients and updates
-        are measured by steps after the first call: make one before training to have them from the start. Where ranks
-        share the work, each tells about the parts that it has.
+        They are ``weight_norm``, ``gradient_norm``, ``update_norm`` (without weight decay), ``condition`` of the
+        curvature and ``rotation_speed``, each with ``/`` and the parameter's name, ``steps`` and ``skipped_steps``.
+        Steps measure gradients and updates after a first call. Ranks that share the work tell about their own parts.
         """
         self._sizes = {} if self._sizes is None else self._sizes
-        params = [param for group in self.param_groups for param in group["params"] if param.numel()]
-        steps = max((group["count"] for group in self.param_groups), default=0)
-        counts = {"steps": steps, "skipped_steps": self._skipped}
-        return metrics_of(params, self.state, self._sizes, counts, self._name)
+        return metrics_of(self.param_groups, self.state, self._sizes, self._skipped)
