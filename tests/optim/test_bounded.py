@@ -244,6 +244,9 @@ OPTIONS: list[dict[str, object]] = [
     {"grafting": "adam", "basis_dtype": torch.bfloat16},
     {"state_dtype": torch.bfloat16, "clip": 1.0},
     {"structure": "full", "decay": 0.0},
+    {"root": 1.0, "state_dtype": torch.float64},
+    {"structure": "axes", "residual": True, "start": 4.0, "turn_first": True, "betas": (0.5, 0.9)},
+    {"maps": "exact", "grafting": None},
 ]
 
 
@@ -254,7 +257,7 @@ def test_finite_gradients_leave_finite_weights_and_state(
     name: str, dtype: torch.dtype, options: dict[str, object]
 ) -> None:
     limits, generator = torch.finfo(dtype), torch.Generator().manual_seed(0)
-    weights = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in ((6, 4), (5,))]
+    weights = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in ((6, 4), (5,), (4, 2, 3, 3))]
     optimizer = Spectral(weights, LR, **options)  # type: ignore[arg-type]
     for t in range(15):
         for w in weights:

@@ -93,6 +93,8 @@ def step(
     direction = _precondition(_direction(rotated, state, rule, rates), state, rule)
     del rotated
     direction = rotate(direction, bases, back=True)
+    if rule.root != 2:  # steps are of any size: not beyond what weights can hold
+        direction = direction.clamp(-largest(gradient.dtype), largest(gradient.dtype))
     if not rule.turn_first:
         _turn(turns, bases, state, rule, given)
     if rule.grafting is not None or rule.clip is not None:
@@ -187,7 +189,8 @@ def _learn(samples: Tensor, past: Tensor, state: State, rule: Rule, rates: Rates
     for axis in axes:
         damping = level[:, None, None]
         for other in axes:
-            damping = damping if other == axis else damping * inverses[other].mean((1, 2), keepdim=True)
+            if other != axis:
+                damping = (damping * inverses[other].mean((1, 2), keepdim=True)).clamp_max_(LARGEST[past.dtype])
         residual = state.get(f"residual_{axis}")
         found = learn(
             unit * state[f"eigs_{axis}"],
@@ -288,7 +291,7 @@ def _damping(past: Tensor, state: State, rule: Rule, rates: Rates, axes: range) 
         return (rates.damping.sqrt() / torch.where(state["scale"] > 0, state["scale"], 1.0)).square()
     level = rates.damping * past
     for axis in axes:
-        level = level * state[f"eigs_{axis}"].mean((1, 2))
+        level = (level * state[f"eigs_{axis}"].mean((1, 2))).clamp_max_(LARGEST[past.dtype])
     return level
 
 
