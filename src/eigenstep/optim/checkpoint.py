@@ -11,7 +11,6 @@ from torch import Tensor
 from ..core.checks import check_number
 from .distributed.sharded_state import Pieces
 from .distributed.sharding import Sharding
-from .distributed.together import own_state
 from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, fixed, initial_state, layout_of, modernize
 from .state import State
 
@@ -68,7 +67,7 @@ def read(
     states = {}
     for param, own in found.items():
         if sharding is not None and param in sharding:
-            own = own_state(own, sharding, param, name(param))
+            own = sharding.own_state(own, param, name(param))
         states[param] = {key: value.to(param.device, copy=True) for key, value in own.items()}
     return new_groups, states
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .distributed.sharding import Candidate, describe
+from .distributed.ownership import Candidate, describe
 from .layout import Layout
 from .options import initial_state, interval_at, layout_of
 from .state import State

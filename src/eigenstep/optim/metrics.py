@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .distributed.collectives import local
+from .distributed.rounds import local
 from .inspect import name_of
 from .state import State
 

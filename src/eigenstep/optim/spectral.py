@@ -16,8 +16,9 @@ from ..core.generators import Rotation
 from ..core.maps import Orthogonal
 from . import checkpoint, kernel, options
 from .compiled import compiled
-from .distributed.sharding import OFF, Sharding, local_gradient, wanted
-from .distributed.together import begin, directions_here
+from .distributed.ownership import OFF, wanted
+from .distributed.rounds import local_gradient
+from .distributed.sharding import Sharding
 from .inspect import Summary, name_of, spectra_of, summary_of
 from .layout import Stack, Stacks
 from .metrics import Sizes, metrics_of, note
@@ -225,10 +226,9 @@ class Spectral(Optimizer):
 
     def _step(self, curvature: Mapping[Tensor, Tensor | OuterProducts]) -> None:
         look = partial(self._look, curvature)
-        shared = self._distributed and torch.distributed.is_available() and torch.distributed.is_initialized()
-        if shared and wanted(param for group in self.param_groups for param in group["params"]):
+        if self._distributed and wanted(param for group in self.param_groups for param in group["params"]):
             self._sharding = self._sharding or Sharding()
-            work, samples, verdict = begin(self._sharding, self.param_groups, self.state, look, self._name)
+            work, samples, verdict = self._sharding.begin(self.param_groups, self.state, look, self._name)
         else:
             work, samples, flag = look()
             verdict = GO if flag is None else int(flag)
@@ -275,7 +275,7 @@ class Spectral(Optimizer):
             compute = partial(self._directions, group, samples={}, turn=turn)
             # Replicas of a shard must be rounded alike, whatever random numbers their ranks have used.
             apply = partial(move, group, seed=group["count"])
-            self._sharding.step(params, directions_here(arranged, compute), apply)
+            self._sharding.step(params, arranged, compute, apply)
 
     def _directions(
         self, group: dict[str, Any], stack: Stack, gradients: list[Tensor], samples: Mapping[Tensor, Tensor], turn: bool

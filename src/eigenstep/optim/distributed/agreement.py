@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..options import OPTIONS, RAISE, custom_name
@@ -56,10 +57,7 @@ def statement(
 ) -> dict[str, int | Tensor]:
     """Return digests of everything in which the ranks that share parameters must agree, one for each sentence.
 
-    Args:
-        groups: the optimizer's parameter groups.
-        shared: tells whether these ranks share a parameter.
-        new: parameters that get owners in this step.
+    ``shared`` tells whether these ranks share a parameter; ``new`` ones get owners in this step.
     """
     parameters, flags, settings, steps, rates = [], bytearray(), [], [], []
     for group in groups:
@@ -70,11 +68,8 @@ def statement(
             settings.append([_plain(group[name]) for name in OPTIONS if name != "lr"])
             steps.append(group["count"])
             rates.append(group["lr"])
-    found = map(digest, (flags, steps, settings, parameters))
-    return {
-        "rates": digest_rates(rates),
-        **dict(zip(("gradients", "steps", "options", "parameters"), found, strict=True)),
-    }
+    digests = {"gradients": flags, "steps": steps, "options": settings, "parameters": parameters}
+    return {"rates": digest_rates(rates), **{name: digest(content) for name, content in digests.items()}}
 
 
 def _plain(option: Any) -> Any:
@@ -84,33 +79,29 @@ def _plain(option: Any) -> Any:
     return custom_name(option) if callable(option) else option
 
 
-def ballot(verdict: int | Tensor, again: bool, said: Mapping[str, int | Tensor], device: torch.device) -> Tensor:
-    """Return the numbers to send; their largest over all ranks shows who refuses and whether all say the same.
+def vote(
+    verdict: int | Tensor, again: bool, said: Mapping[str, int | Tensor], device: torch.device, group: dist.ProcessGroup
+) -> tuple[int, bool]:
+    """Return the verdict of all ranks, and whether to vote again; their largest numbers show whether all say the same.
 
     Args:
         verdict: this rank's own.
         again: whether this rank may hear of more from other ranks later.
-        said: its statement; empty if it has none.
-        device: where to put them.
+        said: its statement; empty if that was settled before.
+        device: where its tensors are.
+        group: the ranks.
     """
     numbers: list[int | Tensor] = [verdict, int(again)]
     for name in SENTENCES:
-        number = said.get(name, 0)
-        numbers += [number, -number]
+        numbers += [said.get(name, 0), -said.get(name, 0)]
     sent = torch.tensor([0 if isinstance(x, Tensor) else x for x in numbers], device=device)
     for index, number in enumerate(numbers):
         if isinstance(number, Tensor):
             sent[index] = number
-    return sent
-
-
-def count(most: Sequence[int]) -> tuple[int, bool]:
-    """Return the verdict that ballots lead to, and whether to vote again, given their largest numbers."""
-    verdict, again = most[0], bool(most[1])
-    for index in range(len(SENTENCES)):
-        if most[2 + 2 * index] != -most[3 + 2 * index]:
-            verdict = max(verdict, DIFFERENT + index)
-    return verdict, again
+    dist.all_reduce(sent, dist.ReduceOp.MAX, group=group)
+    worst, more, *most = sent.tolist()
+    different = [DIFFERENT + index for index in range(len(SENTENCES)) if most[2 * index] != -most[2 * index + 1]]
+    return max([worst, *different]), bool(more)
 
 
 def sentence(verdict: int) -> str:

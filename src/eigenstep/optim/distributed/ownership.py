@@ -2,53 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..layout import Layout
-from .exchange import Box
+
+OFF = "or pass distributed=False to step all parameters on every rank"
+
+
+class Box(NamedTuple):
+    """A part of a tensor: on each axis the indices from ``start`` to ``stop``."""
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Lengths of the axes."""
+        return torch.Size(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def numel(self) -> int:
+        """Number of entries."""
+        return self.shape.numel()
+
+    def common(self, other: Box) -> Box | None:
+        """Return what lies in both boxes, ``None`` if that is nothing."""
+        start, stop = tuple(map(max, self.start, other.start)), tuple(map(min, self.stop, other.stop))
+        return Box(start, stop) if all(a < b for a, b in zip(start, stop, strict=True)) else None
+
+    def of(self, tensor: Tensor, frame: Box) -> Tensor:
+        """Return the view of this box in a tensor that holds a larger box, its ``frame``."""
+        if self == frame:
+            return tensor
+        return tensor[tuple(slice(a - f, b - f) for a, b, f in zip(self.start, self.stop, frame.start, strict=True))]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A parameter that needs owners."""
+
+    param: Tensor
+    layout: Layout  # of the whole parameter
+    costs: tuple[float, ...]  # operations, bytes of state, ... of stepping one piece; each is balanced over the ranks
+    wide: torch.dtype  # number format of its steps
+    description: tuple[Any, ...]  # what ``describe`` says of it
 
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive pieces of a parameter, which one rank steps.
+    """Consecutive pieces of a parameter, which one rank steps."""
 
-    Attributes:
-        owner: the rank.
-        start: first piece.
-        stop: one after the last piece.
-        box: where they are in the parameter.
-        layout: how this box is laid out.
-    """
-
-    owner: int
-    start: int
-    stop: int
-    box: Box
-    layout: Layout
+    owner: int  # the rank
+    start: int  # first piece
+    stop: int  # one after the last piece
+    box: Box  # where they are in the parameter
+    layout: Layout  # how this box is laid out
 
 
 @dataclass(frozen=True)
 class Member:
-    """A parameter that several ranks share.
-
-    Attributes:
-        param: the parameter.
-        wide: number format of its steps.
-        boxes: what each rank holds.
-        parts: what is stepped where, in the order of the pieces.
-    """
+    """A parameter that several ranks share."""
 
     param: Tensor
-    wide: torch.dtype
-    boxes: list[Box]
-    parts: list[Part]
+    wide: torch.dtype  # number format of its steps
+    boxes: list[Box]  # what each rank holds
+    parts: list[Part]  # what is stepped where, in the order of the pieces
 
     @cached_property
     def holders(self) -> dict[Box, list[int]]:
@@ -58,19 +84,10 @@ class Member:
             found.setdefault(box, []).append(rank)
         return found
 
-    @property
-    def replicated(self) -> bool:
-        """Whether every rank holds everything."""
-        return len(self.holders) == 1
-
     def source(self, box: Box, owner: int) -> int:
         """Return who gives an owner the gradient of a box: the rank of the owner's replica that holds it."""
         ranks = self.holders[box]
         return ranks[self.holders[self.boxes[owner]].index(owner) % len(ranks)]
-
-    def part_of(self, rank: int) -> Part | None:
-        """Return what a rank steps."""
-        return next((part for part in self.parts if part.owner == rank), None)
 
 
 def balance(tasks: Sequence[tuple[int, Sequence[float]]], loads: Any, ranks: int) -> tuple[list[list[int]], Any]:
@@ -89,9 +106,8 @@ def balance(tasks: Sequence[tuple[int, Sequence[float]]], loads: Any, ranks: int
     counts = [[0] * ranks for _ in tasks]
     if not tasks:
         return counts, loads
-    costs = np.array([cost for _, cost in tasks], dtype=float)
+    pieces, costs = np.array([number for number, _ in tasks]), np.array([cost for _, cost in tasks], dtype=float)
     loads = np.zeros((ranks, costs.shape[1])) + loads
-    pieces = np.array([number for number, _ in tasks])
     totals = np.maximum(loads.sum(0) + pieces @ costs, 1e-300)
     shares = costs / totals
     for task in np.argsort(-shares.max(1), kind="stable"):
@@ -105,20 +121,85 @@ def balance(tasks: Sequence[tuple[int, Sequence[float]]], loads: Any, ranks: int
 
 
 def parts_of(layout: Layout, counts: Sequence[int]) -> list[Part]:
-    """Cut a parameter into parts, given how many pieces each rank gets.
-
-    Args:
-        layout: layout of the whole parameter.
-        counts: number of pieces of each rank; if pieces are no slices, one rank gets all.
-    """
+    """Cut a parameter into parts, given how many pieces each rank gets: one all of them, if they are no slices."""
     parts, start, axis = [], 0, layout.cut_axis
     for owner, count in enumerate(counts):
         if count:
-            part = layout.part(start, start + count)
             low, high = [0] * len(layout.shape), list(layout.shape)
             if axis is not None and count != layout.pieces:
                 width = layout.shape[axis] // layout.pieces
                 low[axis], high[axis] = start * width, (start + count) * width
-            parts.append(Part(owner, start, start + count, Box(tuple(low), tuple(high)), part))
+            box = Box(tuple(low), tuple(high))
+            parts.append(Part(owner, start, start + count, box, layout.part(start, start + count)))
             start += count
     return parts
+
+
+def wanted(params: Iterable[Tensor]) -> bool:
+    """Tell whether there are other ranks to work with, or parameters that only all ranks together have."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    return dist.get_world_size() > 1 or any(map(is_sharded, params))
+
+
+def is_sharded(param: Tensor) -> bool:
+    """Tell whether a parameter is a DTensor."""
+    return hasattr(param, "device_mesh")
+
+
+def group_of(param: Any) -> dist.ProcessGroup:
+    """Return the ranks that share a parameter."""
+    world = dist.group.WORLD
+    assert world is not None
+    if not is_sharded(param) or param.device_mesh.size() == dist.get_world_size():
+        return world
+    mesh = param.device_mesh
+    group: dist.ProcessGroup = (mesh if mesh.ndim == 1 else mesh._flatten()).get_group()
+    return group
+
+
+def describe(param: Any) -> tuple[Any, ...]:
+    """Return what ranks must know of each other: shape, number format, what is held, and check sums of replicas."""
+    shape = tuple(param.shape)
+    if is_sharded(param):
+        if any(placement.is_partial() for placement in param.placements):
+            raise ValueError(f"a DTensor parameter of shape {shape} must be sharded or replicated, not a partial sum")
+        (chunk,) = param.__create_chunk_list__()
+        stop = tuple(a + n for a, n in zip(chunk.offsets, chunk.sizes, strict=True))
+        return shape, str(param.dtype), (tuple(chunk.offsets), stop), None, None
+    # Parameters without numbers, of a cost model for instance, have no check sum.
+    sums = [None if x is None or x.is_meta else x.abs().sum(dtype=torch.float64).item() for x in (param, param.grad)]
+    return shape, str(param.dtype), ((0,) * len(shape), shape), *sums
+
+
+def check_alike(known: Sequence[Sequence[tuple[Any, ...]]]) -> None:
+    """Raise unless the ranks have the same parameters, and the same weights and gradients in what is replicated."""
+    first = known[0]
+    for rank, other in enumerate(known):
+        if [item[:2] for item in other] != [item[:2] for item in first]:
+            raise ValueError(
+                f"ranks 0 and {rank} have different parameters, so they cannot share the work: give the optimizer the "
+                f"same parameters in the same order on all ranks, {OFF}"
+            )
+        for index, (mine, theirs) in enumerate(zip(first, other, strict=True)):
+            for name, at, tolerance in (("weights", 3, 1e-6), ("gradients", 4, 1e-3)):
+                if (mine[at] is None) != (theirs[at] is None):
+                    raise ValueError(f"ranks 0 and {rank} do not both have a gradient for parameter {index}")
+                if mine[at] is not None and abs(mine[at] - theirs[at]) > tolerance * (abs(mine[at]) + abs(theirs[at])):
+                    raise ValueError(
+                        f"ranks 0 and {rank} have different {name} for parameter {index} of shape {mine[0]}: wrap the "
+                        f"model in DistributedDataParallel or fully_shard, {OFF}"
+                    )
+
+
+def check_shards(param: Tensor, held: Sequence[Box]) -> None:
+    """Raise unless the shards of a parameter, given what each rank holds, make up the whole, once."""
+    boxes = [box for box in dict.fromkeys(held) if box.numel]
+    placements = getattr(param, "placements", ())
+    strided = any(type(placement).__name__ == "_StridedShard" for placement in placements)
+    overlap = strided and any(a.common(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    if overlap or sum(box.numel for box in boxes) != param.numel():
+        raise ValueError(
+            f"the shards of a DTensor parameter of shape {tuple(param.shape)} must be contiguous parts that "
+            f"make up the whole, which is not so with the placements {placements}"
+        )

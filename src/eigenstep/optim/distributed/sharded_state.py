@@ -17,14 +17,10 @@ class Pieces(Tensor):
     ``torch.distributed.checkpoint`` asks it what to write and what to read, so that a checkpoint has every element once
     and can be loaded by any number of ranks, however they share the elements. It has the shape of the whole tensor, but
     nothing can be computed with it.
-
-    Attributes:
-        local: the elements that are here.
-        start: index of the first of them.
     """
 
-    local: Tensor
-    start: int
+    local: Tensor  # the elements that are here
+    start: int  # index of the first of them
 
     @staticmethod
     def __new__(cls, local: Tensor, start: int, total: int) -> Pieces:
@@ -53,29 +49,21 @@ class Pieces(Tensor):
         """Refuse to be pickled: ``torch.save`` on one rank would lose what the others hold."""
         raise TypeError(f"this rank has only a part of the optimizer's state: {SAVING}")
 
-    def _chunk(self) -> Any:
-        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
-
-        return ChunkStorageMetadata(torch.Size([self.start, *[0] * (self.ndim - 1)]), self.local.shape)
-
     def __create_chunk_list__(self) -> list[Any]:
         """Tell ``torch.distributed.checkpoint`` which part to read."""
-        return [self._chunk()] if self.local.numel() else []
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+        first = torch.Size([self.start, *[0] * (self.ndim - 1)])
+        return [ChunkStorageMetadata(first, self.local.shape)] if self.local.numel() else []
 
     def __create_write_items__(self, fqn: str, _: object) -> list[Any]:
         """Tell ``torch.distributed.checkpoint`` which part to write."""
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-        properties = TensorProperties.create_from_tensor(self.local)
-        return [
-            WriteItem(
-                MetadataIndex(fqn, chunk.offsets),
-                WriteItemType.SHARD,
-                tensor_data=TensorWriteData(chunk, properties, self.shape),
-            )
-            for chunk in self.__create_chunk_list__()
-        ]
+        properties, kind = TensorProperties.create_from_tensor(self.local), WriteItemType.SHARD
+        parts = [TensorWriteData(chunk, properties, self.shape) for chunk in self.__create_chunk_list__()]
+        return [WriteItem(MetadataIndex(fqn, part.chunk.offsets), kind, tensor_data=part) for part in parts]
 
     def __get_tensor_shard__(self, _: Any) -> Tensor:
         """Give ``torch.distributed.checkpoint`` the part to write or to fill."""
@@ -83,15 +71,7 @@ class Pieces(Tensor):
 
 
 def own_part(tensor: Tensor, start: int, count: int, total: int, name: str) -> Tensor:
-    """Return this rank's pieces of a tensor of state, of which the whole or exactly these pieces were loaded.
-
-    Args:
-        tensor: what was loaded.
-        start: number of this rank's first piece.
-        count: how many pieces it has.
-        total: how many there are.
-        name: the parameter's name.
-    """
+    """Return this rank's ``count`` of ``total`` pieces of a tensor of state, of which all or just these were loaded."""
     if isinstance(tensor, Pieces):
         if (tensor.start, len(tensor.local), len(tensor)) != (start, count, total):
             raise ValueError(f"state_dict does not fit: other ranks own {name} now; {MOVING}")
