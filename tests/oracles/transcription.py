@@ -130,7 +130,7 @@ class Tensor:
         self.t += 1
         G = self.rotate(gradient)
         if np.any(G):
-            weight = rate(o["betas"][1], self.t, 1.0)
+            weight = rate(o["betas"][1], self.t, o["start"])
             self.gain += weight * (max(1.0, np.abs(gradient).sum() / np.abs(G).sum()) - self.gain)
         self.average(G)
         samples = [self.rotate(v) for v in vectors]

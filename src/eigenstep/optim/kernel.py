@@ -76,20 +76,20 @@ def step(
             bases[axis] = state[f"basis_{axis}"]
     plain = _within_range(gradient, state, bases)
     rotated = rotate(plain, bases)
+    rate = _rate(rates.beta2, state["step"], rule.start)
     if "gain" in state:
-        _measure_gain(plain, rotated, state, rates)
+        _measure_gain(plain, rotated, state, rate)
     del plain  # memory is short while bases turn
     _average(rotated, state, rule, rates)
     turns: dict[int, Tensor] = {}
     if turn or not rule.eigenvalues_wait:
         samples = rotated[..., None] if curvature is None else rotate(_within_range(curvature, state, bases), bases)
         samples, past = _whiten(samples, state, rule, rates)
-        turns = _learn(samples, past, state, rule, rates, bases if turn else {})
+        turns = _learn(samples, past, state, rule, rates, rate, bases if turn else {})
         del samples
     if rule.turn_first:
         rotated = rotate(rotated, turns)
-        weight = _rate(rates.beta2, state["step"], rule.start)
-        _turn(turns, bases, state, rule, given, rotated * weight.sqrt().view(-1, *[1] * (rotated.ndim - 1)))
+        _turn(turns, bases, state, rule, given, rotated * rate.sqrt().view(-1, *[1] * (rotated.ndim - 1)))
     direction = _precondition(_direction(rotated, state, rule, rates), state, rule)
     del rotated
     direction = rotate(direction, bases, back=True)
@@ -122,7 +122,7 @@ def rotate(x: Tensor, turns: Turns, back: bool = False) -> Tensor:
     return x.to(dtype)
 
 
-def _measure_gain(plain: Tensor, rotated: Tensor, state: State, rates: Rates) -> None:
+def _measure_gain(plain: Tensor, rotated: Tensor, state: State, rate: Tensor) -> None:
     """Average how much faster steps of unit entries descend in the weights' own coordinates than in the eigenbasis.
 
     Steps of the same size, ``sign(G)`` here and there, lower the loss by the sum of the entries' magnitudes. In the
@@ -132,7 +132,7 @@ def _measure_gain(plain: Tensor, rotated: Tensor, state: State, rates: Rates) ->
     gain = gain / torch.linalg.vector_norm(rotated.flatten(1), 1, dim=1)
     # Of zero gradients, or sums beyond the number format, nothing is learned.
     gain = torch.where(gain.isfinite(), gain, state["gain"]).clamp_min(1.0)
-    state["gain"].lerp_(gain, _rate(rates.beta2, state["step"], 1.0))
+    state["gain"].lerp_(gain, rate)
 
 
 def _average(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> None:
@@ -175,14 +175,15 @@ def _whiten(samples: Tensor, state: State, rule: Rule, rates: Rates) -> tuple[Te
     return samples, torch.where(scale > 0, scale, 1.0).square()
 
 
-def _learn(samples: Tensor, past: Tensor, state: State, rule: Rule, rates: Rates, bases: Turns) -> dict[int, Tensor]:
+def _learn(
+    samples: Tensor, past: Tensor, state: State, rule: Rule, rates: Rates, rate: Tensor, bases: Turns
+) -> dict[int, Tensor]:
     """Learn ``d`` of each axis, ``alpha`` and the corrected eigenvalues; return the rotations of the given bases."""
     axes = range(samples.ndim - 3)
     unit, inverses = past[:, None, None], []
     for axis in axes:
         inverses.append(state[f"eigs_{axis}"].reciprocal())
     level = _damping(past, state, rule, rates, axes)
-    rate = _rate(rates.beta2, state["step"], rule.start)
     turning = _turning(rule, rates, state, bases) if bases else {}
     square = None if len(bases) == len(axes) else _squares(samples)
     learned, turns = [], {}
