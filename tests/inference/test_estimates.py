@@ -11,7 +11,7 @@ from eigenstep.core.curvature import project
 from eigenstep.inference import Gaussian, elbo
 from eigenstep.inference.estimates import Estimate, combine, estimate
 from eigenstep.inference.gaussian import ONLY
-from eigenstep.inference.target import Target
+from eigenstep.inference.models import Target
 from eigenstep_lab.problems.regressions import logistic_regression
 
 from .problems import Quadrature, quadratic, random_spd, small_logistic

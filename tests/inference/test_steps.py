@@ -7,7 +7,7 @@ import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from eigenstep import Dense, Diagonal, Full, Kronecker, OuterProducts
-from eigenstep.inference.steps import NotPositiveDefinite, average, longest_step, tangent_vector
+from eigenstep.inference.gaussian import NotPositiveDefinite, average, longest_step, tangent_vector
 
 from .problems import random_spd
 

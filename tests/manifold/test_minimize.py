@@ -12,8 +12,7 @@ from torch.testing import assert_close
 
 from eigenstep import Diagonal, Full, Kronecker
 from eigenstep.manifold import SPDResult, TangentView, minimize_spd
-from eigenstep.manifold.directions import METHODS
-from eigenstep.manifold.metric import Metric
+from eigenstep.manifold.directions import METHODS, Metric
 
 from .problems import log_det, nearness, random_spd
 

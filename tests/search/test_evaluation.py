@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from eigenstep.search import History, Search, minimize, minimize_batch, run
-from eigenstep.search.noise import Reevaluation, rank_change
+from eigenstep.search.sampling import Reevaluation, rank_change
 
 from .problems import Array, ellipsoid, rosenbrock, sphere
 

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from eigenstep.search import Search, SearchResult, minimize, minimize_batch
-from eigenstep.search.noise import Reevaluation
-from eigenstep.search.sampling import assign
+from eigenstep.search.sampling import Reevaluation, assign
 from eigenstep.search.search import FAILED_RESTARTS
 from eigenstep_lab.baselines.paper_nes import PaperNES
 

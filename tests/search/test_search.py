@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eigenstep.search import REASONS, Search, minimize, run
-from eigenstep.search.restarts import Restarts, Start
+from eigenstep.search.runs import Restarts, Start
 from eigenstep_lab.baselines.paper_nes import PaperNES, usual_population
 
 from .problems import Array, ellipsoid, rastrigin, rosenbrock, sphere

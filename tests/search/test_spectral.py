@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from eigenstep.search import spectral
-from eigenstep.search.rates import rates
-from eigenstep.search.sampling import mirrored_orthogonal, orthonormal_rows
+from eigenstep.search.sampling import mirrored_orthogonal, orthonormal_rows, rates
 from eigenstep.search.spectral import SpectralGaussian
 
 from .problems import Array, ellipsoid, rotation
@@ -169,7 +168,7 @@ def test_with_our_changes_undone_the_constants_are_those_of_cma_es(
     monkeypatch: pytest.MonkeyPatch, d: int, population: int
 ) -> None:
     cmaes = pytest.importorskip("cmaes")
-    from eigenstep.search import rates as module
+    from eigenstep.search import sampling as module
 
     for name, value in (("COVARIANCE_SPEED", 1.0), ("DAMPING", 1.0), ("REPULSION", 0.0)):
         monkeypatch.setattr(module, name, value)

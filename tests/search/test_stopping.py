@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eigenstep.search import REASONS, Search, SearchResult, minimize
-from eigenstep.search.stopping import Progress
+from eigenstep.search.runs import Progress
 from eigenstep_lab.baselines.paper_nes import PaperNES
 
 from .problems import Array, ellipsoid, rastrigin, sphere

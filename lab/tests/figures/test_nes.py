@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from eigenstep.search.rates import default_population
+from eigenstep.search.sampling import default_population
 from eigenstep_lab.baselines.nes import ExponentialNES, rank_utilities
 from eigenstep_lab.baselines.paper_nes import PaperNES, default_lr
 from eigenstep_lab.problems.functions import FUNCTIONS

@@ -1,11 +1,10 @@
 """Bayesian inference with Gaussians in spectral form."""
 
 from .descent import FitResult, Iterate
-from .ensemble import ensemble_inversion
 from .estimates import elbo
 from .fit import fit_gaussian, laplace
 from .gaussian import Gaussian
-from .kalman import State, kalman_filter
+from .kalman import State, ensemble_inversion, kalman_filter
 from .models import Supervised
 
 __all__ = [

@@ -22,9 +22,8 @@ from ..core.extras import bar
 from ..core.matrices import SPD
 from ..core.result import RUNNING, Ending, Result
 from .estimates import Estimate, combine
-from .gaussian import Gaussian, Parameters
-from .steps import NotPositiveDefinite, average, longest_step, tangent_vector
-from .target import NotFinite, Target
+from .gaussian import Gaussian, NotPositiveDefinite, Parameters, average, longest_step, tangent_vector
+from .models import NotFinite, Target
 
 Estimator = Callable[[Gaussian, int], Estimate]
 """Estimates gradient and curvature at a Gaussian from this many lots of points."""

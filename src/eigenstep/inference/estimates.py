@@ -22,7 +22,7 @@ from ..core.matrices import SPD, Diagonal, Full
 from ..core.numerics import symmetrize
 from ..core.sources import gradient_outer_product, reinforce, reparametrization
 from .gaussian import ONLY, Blocks, Gaussian, event, unwrap
-from .target import Target, each_of
+from .models import Target, each_of
 
 FROM_MODEL = {"gauss-newton": "gauss_newton", "empirical-fisher": "empirical_fisher"}
 """Estimates that ``log_joint`` must bring along, as methods like those of ``eigenstep.inference.Supervised``."""

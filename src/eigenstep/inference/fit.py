@@ -18,7 +18,7 @@ from ..core.checks import check_function, check_size, choose
 from .descent import FitResult, Problem, descend
 from .estimates import FROM_MODEL, SOURCES, Estimate, check_samples, combine, elbo_of, estimate
 from .gaussian import Gaussian, Parameters
-from .target import Target
+from .models import Target
 
 POINTS = {"reparametrization": 2, "gradient-outer-product": 8, "reinforce": 32}
 """Points for each parameter, by default, where curvature comes from differences between points."""

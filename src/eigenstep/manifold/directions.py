@@ -1,16 +1,70 @@
-"""Which way to go: rules that turn gradients into steps. All vectors are flat, in coordinates that are carried along.
+"""Metrics and rules that turn gradients into steps. All vectors are flat, in coordinates that are carried along.
 
-A rule sees the gradient at each point and, after each step, the step and the change of the gradient along it.
+A rule sees the gradient at each point and, after each step, the step and the change of the gradient along it. A
+quasi-Newton rule needs a first guess of the Hessian. In tangent coordinates (``eigenstep.manifold.tangent_view``) the
+guesses here are diagonal, ``h_ij = (d_i d_j)^a (d_i / d_j)^c`` made symmetric. They are Hessians of typical problems:
+
+- ``a = 0, c = 0``: log-likelihoods, whose natural metric is the affine-invariant one;
+- ``a = 1, c = 0``: least squares in the entries of ``S``, as in metric learning; ``a = -1`` in those of its inverse;
+- ``a = 0, c = 1``: residuals of products with ``S``, such as ``||S Q - I||``.
+
+With a dense matrix, a metric like the last one would take the solution of a Sylvester equation in every step.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from .metric import Metric
 from .point import Point
+
+FAMILY = torch.tensor([(a, c) for a in (0.0, -0.5, 0.5, -1.0, 1.0) for c in (0.0, 1.0)])
+"""Pairs of exponents ``(a, c)`` to choose from."""
+FORGET = 0.8  # How much of what was learned remains after another step
+GOOD = 0.1
+"""While the affine-invariant metric fits at least this well, no other is looked for: that would take an eigenbasis."""
+
+
+class Metric:
+    """The member of the family that explains best how gradients changed along the last steps."""
+
+    def __init__(self) -> None:
+        """Start with the affine-invariant metric."""
+        self.exponents = FAMILY[0]
+        self._misfits = torch.zeros(())
+        self._rate = 1.0
+
+    def learn(self, point: Point, step: Tensor, change: Tensor) -> None:
+        """Compare the members on one step.
+
+        A Hessian ``h`` explains ``change = h step`` up to a constant if the inequality of Cauchy and Schwarz,
+        ``(step . change)^2 <= (step . h step)(change . change / h)``, is an equality. The ratio of its sides is the
+        misfit.
+        """
+        curvature = step.dot(change).item()
+        lengths = change.dot(change).item()
+        misfit = math.log(step.dot(step).item() * lengths / curvature**2)
+        if misfit < GOOD and not self.exponents.any():
+            self._misfits = FORGET * self._misfits  # none can be better by more than this misfit
+            self._rate = curvature / lengths
+            return
+        family = point.metrics(FAMILY.to(step))
+        s, y = point.to_eigenbasis(step), point.to_eigenbasis(change)
+        inverses = family.reciprocal() @ y.square()
+        self._misfits = FORGET * self._misfits + ((family @ s.square()) * inverses / curvature**2).log()
+        best = int(self._misfits.argmin())
+        self.exponents = FAMILY[best]
+        self._rate = curvature / inverses[best].item()
+
+    def solve(self, point: Point, vector: Tensor) -> Tensor:
+        """Return the inverse of the guessed Hessian times a vector of flat coordinates."""
+        if not self.exponents.any():
+            return self._rate * vector
+        (metric,) = point.metrics(self.exponents[None].to(vector))
+        return self._rate * point.from_eigenbasis(point.to_eigenbasis(vector) / metric)
 
 
 class Direction(Protocol):

@@ -16,9 +16,8 @@ from torch import Tensor
 from ..core.checks import check_number
 from ..core.result import Ending
 from .directions import Direction
-from .objective import Evaluation, Objective
+from .objective import Evaluation, Objective, Prospect, look_ahead
 from .point import Point
-from .prospect import Prospect, look_ahead
 
 ARMIJO = 1e-4  # A step must win at least this part of the decrease that the gradient promises
 PATIENCE = 30  # How many steps in a row may bring no better value than rounding could

@@ -122,7 +122,7 @@ class Point:
         return torch.cat([block.from_eigenbasis(part).flatten() for block, part in self._split(vector)])
 
     def metrics(self, exponents: Tensor) -> Tensor:
-        """Return diagonal metrics in the eigenbases of the factors (``eigenstep.manifold.metric``)."""
+        """Return diagonal metrics in the eigenbases of the factors (``eigenstep.manifold.directions``)."""
         return torch.cat([block.metrics(exponents).flatten(1) for block in self.blocks], 1)
 
     def steepest_growth(self, gradient: Tensor) -> tuple[float, Tensor]:

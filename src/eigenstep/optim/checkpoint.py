@@ -27,13 +27,7 @@ LOOSE = {True: 0.5, False: 2.0}
 
 
 def to_save(saved: dict[str, Any], groups: Groups, sharding: Sharding | None) -> dict[str, Any]:
-    """Put names in place of functions, so that files need not hold code, and say which parts of the state are here.
-
-    Args:
-        saved: what torch would save.
-        groups: the optimizer's parameter groups.
-        sharding: who owns what, if ranks share the work.
-    """
+    """Put names in place of functions, so that files need not hold code, and say which parts of the state are here."""
     for group in saved["param_groups"]:
         group.update({name: custom_name(group[name]) for name in CUSTOM if callable(group[name])})
     if sharding is not None:
@@ -52,7 +46,7 @@ def read(
     name: Name,
     sharding: Sharding | None,
 ) -> tuple[list[dict[str, Any]], dict[Tensor, State]]:
-    """Return parameter groups and the state of what is stepped here from a checkpoint, which must be right.
+    """Return parameter groups and the state of what is stepped here from a checkpoint, all of which must be right.
 
     Args:
         state_dict: what was loaded.
@@ -61,28 +55,13 @@ def read(
         name: tells a parameter's name.
         sharding: who owns what, if ranks share the work.
     """
-    new_groups, found = _check(state_dict, groups, defaults, name)
-    if sharding is not None:
-        _check_same_layout(new_groups, groups)
-    states = {}
-    for param, own in found.items():
-        if sharding is not None and param in sharding:
-            own = sharding.own_state(own, param, name(param))
-        states[param] = {key: value.to(param.device, copy=True) for key, value in own.items()}
-    return new_groups, states
-
-
-def _check(
-    state_dict: Mapping[str, Any], groups: Groups, defaults: Mapping[str, Any], name: Name
-) -> tuple[list[dict[str, Any]], dict[Tensor, Mapping[str, Tensor]]]:
-    """Return parameter groups and each parameter's state from a checkpoint; raise unless all of it is right."""
     saved_groups, saved_state = check_outline(state_dict)
     if len(saved_groups) != len(groups):
         raise ValueError(
             f"state_dict has a different number of parameter groups, {len(saved_groups)}, than the optimizer, "
             f"{len(groups)}"
         )
-    states: dict[Tensor, Mapping[str, Tensor]] = {}
+    found: dict[Tensor, Mapping[str, Tensor]] = {}
     new_groups, seen = [], set()
     for index, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
         if len(saved["params"]) != len(group["params"]):
@@ -97,9 +76,13 @@ def _check(
             if own := saved_state.get(key):
                 expected = initial_state(options, param, layout_of(options, param), device="meta")
                 _check_state(own, expected, name(param), options["reorthonormalize"])
-                states[param] = own
+                found[param] = own
     if strange := saved_state.keys() - seen:
         raise ValueError(f"state_dict has state for {min(map(str, strange))}, which is in none of its parameter groups")
+    if sharding is not None:
+        _check_same_layout(new_groups, groups)
+        found.update({p: sharding.own_state(own, p, name(p)) for p, own in found.items() if p in sharding})
+    states = {p: {key: value.to(p.device, copy=True) for key, value in own.items()} for p, own in found.items()}
     return new_groups, states
 
 
@@ -200,12 +183,9 @@ def _problem(kind: str, value: Any, mended: bool) -> str | None:
 
 
 def defect(basis: Tensor) -> float:
-    """Return about how far the squares of the singular values of bases are from one, at most.
+    """Return about how far the squares of the singular values of bases, ``(*batch, n, n)``, are from one, at most.
 
     A few steps of the power method with ``B^T B - I`` cost next to nothing beside products of whole bases.
-
-    Args:
-        basis: ``B``, shape ``(*batch, n, n)``.
     """
     if not basis.numel():
         return 0.0

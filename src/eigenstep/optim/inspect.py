@@ -51,28 +51,14 @@ class Summary(list[ParameterReport]):
         totals = _columns(sum(item.state_bytes for item in self), sum(item.flops for item in self))
         rows.append(["total", str(sum(math.prod(item.shape) for item in self)), "", *totals])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                f"{cell:>{width}}" if at > 2 else f"{cell:<{width}}"
-                for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
+        form = "  ".join(f"{{:{'>' if at > 2 else '<'}{width}}}" for at, width in enumerate(widths))
+        lines = [form.format(*row) for row in rows]
         rule = "-" * len(lines[0])
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
 
 def _columns(state_bytes: int, flops: float) -> list[str]:
     return [f"{state_bytes / 1024:.1f}", f"{flops / 1e6:.2f}"]
-
-
-def summarize(
-    name: str, param: Tensor, layout: Layout, state: Mapping[str, Tensor], group: Mapping[str, Any]
-) -> ParameterReport:
-    """Describe one parameter."""
-    size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-    interval = interval_at(group["interval"], group["count"])
-    return ParameterReport(name, tuple(param.shape), layout.describe(), size, matmul_flops(layout, group, interval))
 
 
 def matmul_flops(layout: Layout, group: Mapping[str, Any], interval: int) -> float:
@@ -106,35 +92,36 @@ def name_of(param: Tensor, groups: Sequence[Mapping[str, Any]]) -> str:
 
 def summary_of(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, State]) -> Summary:
     """Describe all parameters."""
-    return Summary(
-        summarize(name_of(param, groups), param, layout_of(group, param), states.get(param, {}), group)
-        for group in groups
-        for param in group["params"]
-        if param.numel()
-    )
+    found = Summary()
+    for group in groups:
+        interval = interval_at(group["interval"], group["count"])
+        for param in filter(torch.numel, group["params"]):
+            layout = layout_of(group, param)
+            seen = name_of(param, groups), tuple(param.shape), layout.describe(), bytes_of(states.get(param, {}))
+            found.append(ParameterReport(*seen, matmul_flops(layout, group, interval)))
+    return found
+
+
+def bytes_of(state: Mapping[str, Tensor]) -> int:
+    """Return the memory of a parameter's state."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
 def spectra_of(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, State]) -> dict[str, dict[str, Any]]:
-    """Return the spectra of all parameters of which there is a basis here, by name."""
-    return {
-        name_of(param, groups): _spectra(states[param])
-        for group in groups
-        for param in group["params"]
-        if any(name.startswith("basis") and len(basis) for name, basis in states.get(param, {}).items())
-    }
-
-
-def _spectra(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return eigenvalues (descending), condition number and speed of rotation of each axis."""
-    axes = sorted(int(name.removeprefix("eigs_")) for name in state if name.startswith("eigs_"))
-    found: dict[str, Any] = {"scale": state["scale"].double().square()}
-    for axis in axes:
-        eigs = state[f"eigs_{axis}"].flatten(1)
-        found[f"eigenvalues_{axis}"] = eigs.sort(descending=True).values
-        found[f"condition_{axis}"] = eigs.amax(-1) / eigs.amin(-1)
-        if f"speed_{axis}" in state:
-            found[f"speed_{axis}"] = torch.as_tensor(state[f"speed_{axis}"]).clone()
-    return found
+    """Return eigenvalues, condition number and speed of each axis of all parameters with a basis here, by name."""
+    spectra = {}
+    for param in (param for group in groups for param in group["params"]):
+        state = states.get(param, {})
+        if any(name.startswith("basis") and len(basis) for name, basis in state.items()):
+            found: dict[str, Any] = {"scale": state["scale"].double().square()}
+            for axis in sorted(int(name.removeprefix("eigs_")) for name in state if name.startswith("eigs_")):
+                eigs = state[f"eigs_{axis}"].flatten(1)
+                found[f"eigenvalues_{axis}"] = eigs.sort(descending=True).values
+                found[f"condition_{axis}"] = eigs.amax(-1) / eigs.amin(-1)
+                if f"speed_{axis}" in state:
+                    found[f"speed_{axis}"] = torch.as_tensor(state[f"speed_{axis}"]).clone()
+            spectra[name_of(param, groups)] = found
+    return spectra
 
 
 def candidate_of(group: dict[str, Any], param: Tensor) -> Candidate:
@@ -142,8 +129,7 @@ def candidate_of(group: dict[str, Any], param: Tensor) -> Candidate:
     layout = layout_of(group, param)
     state = initial_state(group, param, layout, device="meta")
     flops = matmul_flops(layout, group, interval_at(group["interval"], group["count"]))
-    memory = sum(t.numel() * t.element_size() for t in state.values())
-    costs = (flops / layout.pieces, memory / layout.pieces, param.numel() / layout.pieces)
+    costs = (flops / layout.pieces, bytes_of(state) / layout.pieces, param.numel() / layout.pieces)
     return Candidate(param, layout, costs, state["scale"].dtype, describe(param))
 
 
@@ -195,14 +181,15 @@ class SpectraLog:
         """Take down the present state; numbers are read from the device once, so it is cheap enough for every step."""
         step = optimizer.param_groups[0]["count"]
         self.steps.append(step)
-        names, rows = [], []
-        for name, found in optimizer.spectra().items():
-            for axis in range(sum(key.startswith("eigenvalues") for key in found)):
-                if f"speed_{axis}" in found:
-                    names.append(f"{name}, side {axis}")
-                    rows.append(self._row(found, axis))
-        for name, row in zip(names, torch.stack(rows).tolist() if rows else [], strict=True):
-            self.snapshots.setdefault(name, []).append((step, Snapshot(row[2:], row[0], row[1])))
+        rows = {
+            f"{name}, side {axis}": self._row(found, axis)
+            for name, found in optimizer.spectra().items()
+            for axis in range(sum(key.startswith("eigenvalues") for key in found))
+            if f"speed_{axis}" in found
+        }
+        numbers = torch.stack(list(rows.values())).tolist() if rows else []
+        for name, (condition, speed, *eigenvalues) in zip(rows, numbers, strict=True):
+            self.snapshots.setdefault(name, []).append((step, Snapshot(eigenvalues, condition, speed)))
 
     def _row(self, found: dict[str, Tensor], axis: int) -> Tensor:
         eigs = found[f"eigenvalues_{axis}"].flatten().sort(descending=True).values

@@ -3,10 +3,9 @@
 from .batch import BatchResult, minimize_batch
 from .driver import SearchResult, minimize, run
 from .history import History
-from .methods import METHODS, Distribution
-from .restarts import SCHEDULES, Start
+from .runs import REASONS, SCHEDULES, Start
 from .search import Search
-from .stopping import REASONS
+from .spectral import METHODS, Distribution
 
 __all__ = [
     "METHODS",

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from ..core.arguments import check_function, check_number
 from ..core.numpy_twin import Array
 from .inputs import Form, Point, check_options, check_population, check_start, to_numpy
-from .methods import usual_population
+from .runs import MAX_CONDITION
 from .sampling import sanitize
-from .spectral import SpectralGaussian
-from .stopping import MAX_CONDITION
+from .spectral import SpectralGaussian, usual_population
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,28 @@
-"""Minimize a function in one call."""
+"""Minimize a function in one call: evaluate populations one by one, at once, or on workers, until the search is over.
 
-from collections.abc import Callable
+Evaluations that fail cost evaluations, never the search.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from concurrent.futures import BrokenExecutor, Future
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..core.arguments import check_function
+from ..core.arguments import check_function, check_number
 from ..core.extras import bar
+from ..core.numpy_twin import Array
 from ..core.result import Result
-from .evaluation import Evaluator
-from .inputs import Point
-from .noise import mean
+from .inputs import Point, copy_point, to_number, to_numpy
+from .runs import REASONS
+from .sampling import mean
 from .search import Search
-from .stopping import REASONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +115,7 @@ def run(
                     search.end("callback")
         return _result(search, evaluate)
     except KeyboardInterrupt:
-        finished = evaluate.finished
-        search.see(points[: len(finished)], finished)
+        search.see(points[: len(evaluate.values)], evaluate.values)
         if search.best is None:
             raise
         search.end("interrupted")
@@ -136,3 +144,142 @@ def _result(search: Search, evaluate: Evaluator) -> SearchResult:
     ending: Any = {"reason": reason, "message": meaning.message, "success": success}
     first = evaluate.first_failure
     return SearchResult(x=x, fun=value, **counts, **ending, first_failure=first, history=search.history)
+
+
+class Evaluator:
+    """Calls the user's function with copies of points, and keeps what went wrong.
+
+    Attributes:
+        first_error: the first exception of an evaluation: what the function raised, or that it took too long.
+        values: those of the first points of a population whose evaluation was interrupted.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[[Point], object],
+        *,
+        batched: bool = False,
+        executor: Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Choose how to evaluate."""
+        if batched and executor is not None:
+            raise ValueError("batched evaluates all points in one call, so it cannot be combined with an executor")
+        if timeout is not None and executor is None:
+            raise ValueError("timeout needs an executor: without one, nothing could interrupt fun")
+        if timeout is not None:
+            check_number(timeout, "timeout", 0.0)
+        self.first_error: BaseException | None = None
+        self._fun, self._batched, self._timeout = fun, batched, timeout
+        self._factory = executor if callable(executor) and not hasattr(executor, "submit") else None
+        self._executor = None if executor is None or self._factory is not None else _prepare(executor)
+        self.values: list[float] = []
+
+    @property
+    def first_failure(self) -> str | None:
+        """What the first exception said."""
+        return None if self.first_error is None else f"{type(self.first_error).__name__}: {self.first_error}"
+
+    def __call__(self, points: Sequence[Point]) -> Array:
+        """Return the values of points (rows); NaN stands for a failure."""
+        self.values = []
+        if self._batched:
+            values = self._call_batched(points)
+        elif self._executor is None and self._factory is None:
+            values = self._collect(lambda point: self._fun(copy_point(point)), points)
+        else:
+            values = self._call_on_workers(points)
+        self.values = []
+        return values
+
+    def explain_failure(self, count: int, generation: int) -> None:
+        """Raise because nothing could be evaluated so far, if it was for an exception that will come again.
+
+        A generation, counted from 0, whose workers died of a single point may be followed by a better one.
+        """
+        lost = isinstance(self.first_error, BrokenExecutor) and self._factory is not None
+        if self.first_error is not None and generation == int(lost):
+            raise RuntimeError(
+                f"fun failed at all {count} points of the first {'two generations' if lost else 'generation'}, so "
+                f"there is nothing to learn from; the first failure was {self.first_failure}. If only some points "
+                "cannot be evaluated, start elsewhere or with a smaller sigma0, or return NaN for them"
+            ) from self.first_error
+
+    def close(self) -> None:
+        """Give up the executor if it was made here; workers that still hang are ended."""
+        if self._factory is not None and self._executor is not None:
+            _discard(self._executor)
+            self._executor = None
+
+    def _collect(self, evaluate: Callable[[Any], object], arguments: Sequence[Any]) -> Array:
+        for argument in arguments:
+            value: object = math.nan
+            try:
+                value = evaluate(argument)
+            except (Exception, futures.CancelledError) as error:
+                self._note(error)
+            self.values.append(to_number(value))
+        return np.array(self.values)
+
+    def _call_batched(self, points: Any) -> Array:
+        try:
+            values = self._fun(copy_point(points))
+        except Exception as error:
+            self._note(error)
+            return np.full(len(points), np.nan)
+        try:
+            array = to_numpy(values)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"fun must return one real number per row ({error})") from error
+        if array.shape != (len(points),):
+            raise ValueError(f"fun must return one value per row, {len(points)} in all; got shape {array.shape}")
+        return array
+
+    def _call_on_workers(self, points: Sequence[Point]) -> Array:
+        submitted = [self._submit(point) for point in points]
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+
+        def wait(future: Future[object] | None) -> object:
+            if future is None:  # could not be submitted, which is on record
+                return math.nan
+            return future.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+        try:
+            return self._collect(wait, submitted)
+        finally:
+            # A running evaluation cannot be canceled: it hangs, or the search was interrupted.
+            canceled = [future is None or future.done() or future.cancel() for future in submitted]
+            if not all(canceled):
+                self.close()
+
+    def _submit(self, point: Point) -> Future[object] | None:
+        for _ in range(2):  # the second time on a new executor
+            if self._executor is None:
+                assert self._factory is not None
+                self._executor = _prepare(self._factory())
+            try:
+                future: Future[object] = self._executor.submit(self._fun, copy_point(point))
+                return future
+            except BrokenExecutor as error:
+                self._note(error)
+                self.close()
+        return None
+
+    def _note(self, error: BaseException) -> None:
+        if self.first_error is None:
+            self.first_error = error
+
+
+def _prepare(executor: Any) -> Any:
+    if not hasattr(executor, "submit"):
+        raise TypeError(f"executor must have a method submit, or return such an object; got {executor!r}")
+    # A Dask client takes equal calls for one unless told otherwise; its executor does what others do.
+    return executor.get_executor(pure=False) if hasattr(executor, "get_executor") else executor
+
+
+def _discard(executor: Any) -> None:
+    """Shut an executor down without waiting, and end its processes, which may hang; threads cannot be ended."""
+    processes = list((getattr(executor, "_processes", None) or {}).values())
+    executor.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.kill()

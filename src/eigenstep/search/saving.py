@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from ..core.numpy_twin import Array
 from .history import History
 from .inputs import read_vector
-from .noise import Reevaluation
-from .restarts import Start
-from .stopping import Progress, known_reason
+from .runs import Progress, Start, known_reason
+from .sampling import Reevaluation
 
 if TYPE_CHECKING:
     from .search import Search

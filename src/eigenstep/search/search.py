@@ -10,12 +10,10 @@ from ..core.numpy_twin import Array
 from .domain import Domain
 from .history import History
 from .inputs import Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
-from .methods import Distribution, find_method, usual_population
-from .noise import Reevaluation
-from .restarts import Schedule, Start, find_schedule
-from .sampling import sanitize
+from .runs import Progress, Schedule, Start, find_schedule, known_reason
+from .sampling import Reevaluation, sanitize
 from .saving import Asked, restore, save
-from .stopping import Progress, known_reason
+from .spectral import Distribution, find_method, usual_population
 
 LONGEST_INJECTION = 2.0
 """Points that were not sampled count as if they were at most this many times as far away as samples usually are."""
@@ -64,7 +62,7 @@ class Search:
                 coordinate. A third of the distance to where the minimum might be is a good choice.
             method: "spectral" learns all correlations, with d^2 numbers. "separable" learns the scale of each
                 coordinate with a few times d numbers: for thousands of coordinates. Or a function of
-                your own, ``method(mean, sigma)``, that returns a ``eigenstep.search.methods.Distribution``; or a
+                your own, ``method(mean, sigma)``, that returns a ``eigenstep.search.spectral.Distribution``; or a
                 class with such a constructor named ``start``.
             population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number.
                 Larger ones search more globally.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eigenstep.core.checks import check_function, check_number, check_size, describe
 from eigenstep.inference.gaussian import Blocks, Gaussian, Parameters, event, unwrap
-from eigenstep.inference.target import Target
+from eigenstep.inference.models import Target
 
 
 @dataclass(frozen=True)

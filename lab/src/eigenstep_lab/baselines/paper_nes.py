@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eigenstep.core.numpy_twin import Array, cayley, diagonal, reorthonormalize, transpose
-from eigenstep.search.rates import default_population
-from eigenstep.search.sampling import assign
+from eigenstep.search.sampling import assign, default_population
 from eigenstep.search.spectral import MAX_LOG_EIGS, REPAIR_INTERVAL, SIGMA_RANGE
 
 GAP = 1e-6

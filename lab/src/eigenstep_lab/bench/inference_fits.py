@@ -15,7 +15,7 @@ from torch.func import jvp
 from eigenstep.inference import FitResult, Gaussian, Supervised, fit_gaussian
 from eigenstep.inference.descent import natural_gradient
 from eigenstep.inference.estimates import estimate
-from eigenstep.inference.target import Target
+from eigenstep.inference.models import Target
 
 from ..baselines.hmc import diagnostics, sample_posterior
 from ..console import track

@@ -28,7 +28,7 @@ from eigenstep.core.generators import Rotation, bounded, moore_penrose
 from eigenstep.core.matrices import Full
 from eigenstep.core.sources import reinforce
 from eigenstep.core.step import update
-from eigenstep.search.rates import default_population
+from eigenstep.search.sampling import default_population
 
 from ..baselines.nes import NES, CholeskyNES, ExponentialNES, PlainNES, Population, rank_utilities
 from ..baselines.paper_nes import default_lr
