@@ -226,7 +226,8 @@ class Spectral(Optimizer):
 
     def _step(self, curvature: Mapping[Tensor, Tensor | OuterProducts]) -> None:
         look = partial(self._look, curvature)
-        if self._distributed and wanted(param for group in self.param_groups for param in group["params"]):
+        shared = self._distributed and torch.distributed.is_available() and torch.distributed.is_initialized()
+        if shared and wanted(param for group in self.param_groups for param in group["params"]):
             self._sharding = self._sharding or Sharding()
             work, samples, verdict = self._sharding.begin(self.param_groups, self.state, look, self._name)
         else:

@@ -137,8 +137,6 @@ def parts_of(layout: Layout, counts: Sequence[int]) -> list[Part]:
 
 def wanted(params: Iterable[Tensor]) -> bool:
     """Tell whether there are other ranks to work with, or parameters that only all ranks together have."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return False
     return dist.get_world_size() > 1 or any(map(is_sharded, params))
 
 
