@@ -39,7 +39,7 @@ def test_all_ranks_have_the_same_names(found: Results, kind: str) -> None:
 
 
 def test_what_does_not_fit_is_refused(found: Results) -> None:
-    sentences = {"layout": "max_ratio of group 0 cannot change while ranks share the work", "nan": "must be finite"}
+    sentences = {"layout": "split_dim of group 0 cannot change while ranks share the work", "nan": "must be finite"}
     for rank in found["refused_loads", 2]:
         assert len(rank) == 4
         assert all(sentences[name] in message for name, message in rank)

@@ -49,7 +49,7 @@ DIFFERENCES = {
     "sparse": "rank 1 cannot take this step",
     "another layout": "rank 1 cannot take this step",
 }
-OWN = {"sparse": "dense gradients", "another layout": "max_ratio cannot change after the first step"}
+OWN = {"sparse": "dense gradients", "another layout": "split_dim cannot change after the first step"}
 """What the rank says that is to blame."""
 
 

@@ -88,7 +88,7 @@ class TestCompile:
         """More than the eight programs that torch allows for a function by default."""
         compiled = torch.compile
         monkeypatch.setattr(torch, "compile", lambda f, **options: compiled(f, **options, backend=counting))
-        problem = Problem([(n,) for n in range(2, 7)])
+        problem = Problem([(n, n) for n in range(2, 7)])
         optimizer = Spectral(problem.parameters, 0.03, interval=[(0, 2)], compile=True)
         problem.descend(optimizer, 6)
         assert counting.programs == 10

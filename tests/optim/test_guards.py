@@ -195,7 +195,9 @@ class TestGroups:
             problem, optimizer = copy.deepcopy((problem, optimizer))
         optimizer.param_groups[0].update(change)
         before = problem.snapshot()
-        with pytest.raises(ValueError, match="structure, max_dim, max_ratio cannot change after the first"):
+        with pytest.raises(
+            ValueError, match=r"structure, max_dim, max_ratio, .*split_dim cannot change after the first"
+        ):
             problem.descend(optimizer, 1)
         assert equal(problem.snapshot(), before)
 

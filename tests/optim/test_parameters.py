@@ -32,19 +32,21 @@ class TestLayout:
     def test_any_shape(
         self, shape: tuple[int, ...], structure: str, max_dim: int, max_ratio: float, extra: Any
     ) -> None:
-        layout = plan(shape, structure=structure, max_dim=max_dim, max_ratio=max_ratio)
+        whole = plan(shape, structure=structure, max_dim=max_dim, max_ratio=max_ratio)
         tensor = torch.arange(math.prod((*shape, *extra))).view((*shape, *extra))
-        stacked = layout.split(tensor)
-        assert stacked.shape == (layout.pieces, layout.blocks, *layout.sizes, *extra)
+        stacks = [whole.split(tensor, at) for at in range(len(whole.layouts))]
         for index in range(extra[0] if extra else 1):
-            one = stacked[..., index] if extra else stacked
-            assert torch.equal(layout.join(one), tensor[..., index] if extra else tensor)
-        assert all(n <= max_dim for n, full in zip(layout.sizes, layout.full, strict=True) if full)
-        if max_ratio is not None and len(layout.sizes) == 2 and layout.full[0]:
-            assert layout.sizes[0] <= math.ceil(max_ratio * layout.sizes[1])
+            one = [stack[..., index] for stack in stacks] if extra else stacks
+            assert torch.equal(whole.join(one), tensor[..., index] if extra else tensor)
+        for layout, stack in zip(whole.layouts, stacks, strict=True):
+            assert stack.shape == (whole.units, layout.blocks, *layout.sizes, *extra)
+            assert all(n <= max_dim for n, full in zip(layout.sizes, layout.full, strict=True) if full)
+            if len(layout.sizes) == 2:
+                assert max_ratio is None or layout.sizes[0] <= math.ceil(max_ratio * layout.sizes[1])
+                assert all(layout.full), "however long a side is, it has bases"
         if structure == "diagonal":
-            assert layout.blocks == layout.pieces == 1
-        assert layout.describe()
+            assert len(whole.layouts) == whole.layouts[0].blocks == 1
+        assert whole.describe()
 
     @pytest.mark.parametrize(
         ("shape", "options", "text"),
@@ -61,10 +63,12 @@ class TestLayout:
             ((12, 4), {"max_ratio": None}, "12 x 4"),
             ((12, 4), {}, "2 blocks of 6 x 4"),
             ((12, 4), {"max_ratio": 1.0}, "3 blocks of 4 x 4"),
-            ((13, 4), {}, "diag 13 x 4"),
-            ((50000, 64), {}, "400 blocks of 125 x 64"),
-            ((64, 64), {"max_dim": 32}, "2 pieces of (2 blocks of 32 x 32)"),
-            ((67, 67), {"max_dim": 32}, "diag 67 x diag 67"),
+            ((13, 4), {}, "7 x 4 and 6 x 4"),
+            ((50000, 64), {}, "343 blocks of 128 x 64 and 48 blocks of 127 x 64"),
+            ((50000, 64), {"structure": "auto"}, "diag 3200000"),
+            ((50000, 20000), {"structure": "auto", "max_dim": 20000}, "2 blocks of 16667 x 20000 and 16666 x 20000"),
+            ((64, 64), {"max_dim": 32}, "2 times (2 blocks of 32 x 32)"),
+            ((2053, 2053), {}, "1027 x 1027 and 1026 x 1027 and 1027 x 1026 and 1026 x 1026"),
             ((6144, 3000), {"max_dim": None, "max_ratio": None}, "6144 x 3000"),
             ((70, 50), {"max_dim": None, "structure": "full"}, "3500"),
             ((8, 4, 3, 3), {"max_ratio": None}, "36 x 8"),

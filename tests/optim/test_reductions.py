@@ -53,6 +53,11 @@ PLAIN: dict[str, Any] = {
 }
 
 
+VECTOR: dict[str, Any] = {**PLAIN, "maps": "quadratic", "eigenvalues": "kronecker", "relative_damping": False}
+VECTOR["damping"] = 1e-30
+"""By these eigenvalues, vectors follow the paper's rule as matrices do, with all its options."""
+
+
 class TestKnownMethods:
     @pytest.mark.parametrize("shape", [(), (9,), (4, 5), (2, 3, 4)], ids=str)
     @pytest.mark.parametrize("beta1", [0.9, 0.0])
@@ -60,14 +65,14 @@ class TestKnownMethods:
         """With beta1 = 0 this is RMSprop with bias correction."""
         w, gs = parameter(*shape), gradients(*shape)
         twin = nn.Parameter(w.detach().clone())
-        drive(Spectral([w], structure="diagonal", **{**PLAIN, "betas": (beta1, 0.95), "maps": "quadratic"}), gs)
+        drive(Spectral([w], structure="diagonal", lr=LR, betas=(beta1, 0.95), eps=0.0, weight_decay=0.0), gs)
         drive(torch.optim.Adam([twin], lr=LR, betas=(beta1, 0.95), eps=0.0), gs)
-        assert_close(w, twin, rtol=0, atol=1e-10)
+        assert_close(w, twin, rtol=0, atol=1e-12)
 
     def test_nesterov_is_nadam(self) -> None:
         """After NAdam's warm-up of the momentum, which is over soon with this decay."""
         w, gs = parameter(9), gradients(9, steps=400)
-        nesterov = drive(Spectral([w], **{**PLAIN, "nesterov": True, "maps": "quadratic"}), gs)
+        nesterov = drive(Spectral([w], **{**VECTOR, "nesterov": True}), gs)
         twin = torch.optim.NAdam([nn.Parameter(w.detach().clone())], LR, (0.9, 0.95), eps=0.0, momentum_decay=1.0)
         assert_close(nesterov[-1], drive(twin, gs)[-1], rtol=1e-6, atol=1e-6)
 
@@ -77,7 +82,7 @@ class TestKnownMethods:
         steps = {}
         for nesterov in (0.0, 0.2, 1.0):
             twin = nn.Parameter(w.detach().clone())
-            steps[nesterov] = drive(Spectral([twin], **{**PLAIN, "nesterov": nesterov, "maps": "quadratic"}), gs)
+            steps[nesterov] = drive(Spectral([twin], **{**VECTOR, "nesterov": nesterov}), gs)
         for mixed, momentum, newest in zip(steps[0.2], steps[0.0], steps[1.0], strict=True):
             assert_close(mixed, 0.8 * momentum + 0.2 * newest, rtol=1e-9, atol=1e-9)
         rms = torch.optim.Adam([nn.Parameter(w.detach().clone())], lr=LR, betas=(0.0, 0.95), eps=0.0)
@@ -87,14 +92,14 @@ class TestKnownMethods:
     def test_weight_decay_is_adamw(self) -> None:
         w, gs = parameter(9), gradients(9)
         twin = nn.Parameter(w.detach().clone())
-        drive(Spectral([w], **{**PLAIN, "weight_decay": 0.3, "maps": "quadratic"}), gs)
+        drive(Spectral([w], **{**VECTOR, "weight_decay": 0.3}), gs)
         drive(torch.optim.AdamW([twin], lr=LR, betas=(0.9, 0.95), eps=0.0, weight_decay=0.3), gs)
         assert_close(w, twin, rtol=0, atol=1e-10)
 
     def test_diagonal_without_bias_correction_is_rmsprop(self) -> None:
         """Both start from the same second moment; torch starts it at 0, so the first gradient primes ours alike."""
         w, gs = parameter(9), gradients(9)
-        optimizer = Spectral([w], **{**PLAIN, "betas": (0.0, 0.95), "start": 0.0, "maps": "quadratic"})
+        optimizer = Spectral([w], **{**VECTOR, "betas": (0.0, 0.95), "start": 0.0})
         second_moment = gs[0].square().mean()
         for g, change in zip(gs, drive(optimizer, gs), strict=True):
             second_moment = 0.95 * second_moment + 0.05 * g.square()
@@ -102,7 +107,7 @@ class TestKnownMethods:
 
     def test_decay_zero_is_adagrad(self) -> None:
         w, gs = parameter(9), gradients(9)
-        optimizer = Spectral([w], decay=0.0, **{**PLAIN, "betas": (0.0, 0.5), "start": 0.0, "maps": "quadratic"})
+        optimizer = Spectral([w], decay=0.0, **{**VECTOR, "betas": (0.0, 0.5), "start": 0.0})
         total = 0.5 * gs.square().cumsum(0) + gs[0].square().mean()
         for g, sums, change in zip(gs, total, drive(optimizer, gs), strict=True):
             assert_close(change, g / sums.sqrt(), rtol=1e-9, atol=1e-9)
@@ -118,7 +123,8 @@ class TestKnownMethods:
     @pytest.mark.parametrize("grafting", ["adam", "rms"])
     def test_grafting_takes_the_size_and_keeps_the_direction(self, grafting: str, shape: tuple[int, ...]) -> None:
         w, gs = parameter(*shape), gradients(*shape)
-        options = {**PLAIN, "maps": cayley}  # with "exact", eigenvalues would never forget outliers such as these
+        # With "exact", eigenvalues would never forget outliers such as these.
+        options = {**(VECTOR if len(shape) == 1 else PLAIN), "maps": cayley}
         grafted = drive(Spectral([w], **{**options, "grafting": grafting}), gs)
         plain = drive(Spectral([nn.Parameter(w.detach().clone())], **options), gs)
         betas = (0.9 if grafting == "adam" else 0.0, 0.95)
@@ -175,7 +181,6 @@ class TestCore:
             ((3, 4, 2), {"structure": "axes"}),
             ((3, 4, 2), {"structure": "axes", "max_dim": 3}),
             ((2, 3, 2, 2), {"structure": "axes"}),
-            ((7, 4), {"max_dim": 4}),
             ((12, 4), {"max_ratio": 1.0}),
             ((4, 12), {"max_ratio": 1.0}),
         ],
@@ -184,7 +189,8 @@ class TestCore:
     def test_kernel_learns_what_update_learns(
         self, shape: tuple[int, ...], options: dict[str, Any], residual: bool, maps: str, rotation: str
     ) -> None:
-        layout = plan(shape, **{**LAYOUT, **options})
+        whole = plan(shape, **{**LAYOUT, **options})
+        (layout,) = whole.layouts
         w, gs = parameter(*shape), gradients(*shape, steps=12)
         optimizer = Spectral(
             [w],
@@ -219,7 +225,7 @@ class TestCore:
 
         turn = {"bounded": bounded, "moore_penrose": partial(moore_penrose, gap=0.1)}[rotation]
         orthogonal = {"exact": cayley, "truncated": partial(truncated_cayley, cap=0.5)}[maps]
-        events = torch.stack([layout.split(g).flatten(0, 2) for g in gs])
+        events = torch.stack([whole.split(g, 0).flatten(0, 2) for g in gs])
         kinds = ["full" if full else "diagonal" for full in layout.full]
         S = Kronecker.identity(events.shape[1:], kinds=kinds, dtype=torch.float64)
         S = Kronecker(events[0].square().mean(), S.factors)

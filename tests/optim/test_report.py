@@ -45,7 +45,14 @@ class TestSummary:
         summary = optimizer.summary()
         assert len(summary) == 4
         assert summary[0].shape == (16, 12)
-        assert summary[0].state_bytes == 0, "before the first step there is no state"
+
+    def test_tells_memory_before_the_first_step(self) -> None:
+        model = network()
+        optimizer = Spectral(model.named_parameters(), max_dim=9)
+        before = optimizer.summary()
+        train(model, optimizer, 1)
+        assert before == optimizer.summary()
+        assert before[0].state_bytes > 0
 
     @pytest.mark.parametrize("shape", [(), (9,), (6, 4), (3, 4, 2)], ids=str)
     def test_bytes_are_those_of_the_state(self, shape: tuple[int, ...]) -> None:

@@ -27,32 +27,80 @@ def views_of(x: Array, options: dict[str, Any]) -> tuple[list[Array], list[list[
         x: a contiguous array of the parameter's shape.
         options: those of the optimizer.
     """
+    views, sides = [], []
+    for tensor in counted(x, options):
+        for view, own in own_views(tensor, options):
+            views.append(view)
+            sides.append(own)
+    return views, sides
+
+
+def counted(x: Array, options: dict[str, Any]) -> list[Array]:
+    """Return the tensors that the first axes count."""
+    axes = options["batch_dims"]
+    if axes is None:
+        large = x.ndim == 3 and min(x.shape[1:]) >= 16 and min(x.shape[1:]) >= x.shape[0] > 1
+        axes = 1 if large and options["structure"] == "auto" else 0
+    return list(x.reshape(-1, *x.shape[axes:])) if 0 < axes < x.ndim else [x]
+
+
+def own_views(x: Array, options: dict[str, Any]) -> list[tuple[Array, list[Side]]]:
     longest, structure = options["max_dim"] or x.size, options["structure"]
     if structure == "full" and x.size <= longest:
-        return [x.reshape(-1)], [[Side(x.size, whole(x.size))]]
+        return [(x.reshape(-1), [Side(x.size, whole(x.size))])]
     matrix = x.reshape(x.shape[0], -1) if x.ndim > 1 else x.reshape(1, -1)
-    if structure == "diagonal" or min(matrix.shape) == 1:
-        return [x.reshape(-1)], [[Side(x.size, [])]]
+    embedding = structure == "auto" and max(matrix.shape) > max(30_000, 4 * min(matrix.shape))
+    if structure == "diagonal" or embedding or min(matrix.shape) == 1:
+        return [(x.reshape(-1), [Side(x.size, [])])]
     if structure == "axes" and x.ndim > 2:
-        return [x], [[Side(n, whole(n) if 1 < n <= longest else []) for n in x.shape]]
+        return [(x, [Side(n, whole(n) if 1 < n <= longest else []) for n in x.shape])]
+    found = []
+    for part in fused(matrix if options["split_dim"] == 0 else matrix.T, options):
+        found += cut(part, options)
+    return found
+
+
+def fused(matrix: Array, options: dict[str, Any]) -> list[Array]:
+    """Return the matrices whose rows were put together."""
+    sizes = options["split_sizes"] or [len(matrix)]
+    heads = options["num_heads"] or 1
+    heads = [heads] * len(sizes) if isinstance(heads, int) else heads
+    lengths = [size // count for size, count in zip(sizes, heads, strict=True) for _ in range(count)]
+    return rows_of(matrix, lengths)
+
+
+def cut(matrix: Array, options: dict[str, Any]) -> list[tuple[Array, list[Side]]]:
+    """Cut a matrix whose sides are too long: the shorter into parts, then the longer into blocks of two lengths."""
+    longest = options["max_dim"] or matrix.size
+    if min(matrix.shape) == 1:  # a vector
+        return [(matrix.reshape(-1), [Side(matrix.size, [])])]
     if matrix.shape[0] < matrix.shape[1]:
         matrix = matrix.T  # the longer side comes first
-    length, breadth = matrix.shape
-    pieces = parts(breadth, longest)
-    width = breadth // pieces
-    limit = longest if options["max_ratio"] is None else min(longest, math.ceil(options["max_ratio"] * width))
-    height = length // parts(length, limit)
-    rows = [slice(at, at + height) for at in range(0, length, height)] if height <= limit else []
-    sides = [Side(length, rows), Side(width, whole(width) if width <= longest else [])]
-    return [matrix[:, at : at + width] for at in range(0, breadth, width)], [sides] * pieces
+    found = []
+    for part in rows_of(matrix.T, even(matrix.shape[1], longest)):
+        width = len(part)
+        limit = longest if options["max_ratio"] is None else min(longest, math.ceil(options["max_ratio"] * width))
+        heights = even(matrix.shape[0], limit)
+        for height in sorted(set(heights), reverse=True):
+            alike = part[:, : height * heights.count(height)]
+            part = part[:, alike.shape[1] :]
+            length = alike.shape[1]
+            rows = [slice(at, at + height) for at in range(0, length, height)]
+            found.append((alike.T, [Side(length, rows), Side(width, whole(width))]))
+    return found
 
 
 def whole(n: int) -> list[slice]:
     return [slice(0, n)]
 
 
-def parts(length: int, limit: int) -> int:
-    """Return into how many equal parts a side is cut: the fewest that are short enough, at most twice the least."""
-    least = -(-length // limit)
-    fitting = [count for count in range(least, 2 * least + 1) if length % count == 0]
-    return fitting[0] if fitting else 1
+def rows_of(matrix: Array, lengths: list[int]) -> list[Array]:
+    """Return so many rows after each other."""
+    ends = [sum(lengths[: at + 1]) for at in range(len(lengths))]
+    return [matrix[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+def even(length: int, limit: int) -> list[int]:
+    """Return the lengths of the fewest parts that are short enough, the longer ones first."""
+    count = max(1, math.ceil(length / limit))
+    return [length // count + (at < length % count) for at in range(count)]

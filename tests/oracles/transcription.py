@@ -38,7 +38,12 @@ DEFAULTS: dict[str, Any] = {
     "nesterov": 0.1,
     "clip": None,
     "grafting": "descent",
-    "structure": "kronecker",
+    "eps": 1e-8,
+    "structure": "auto",
+    "batch_dims": None,
+    "split_sizes": None,
+    "num_heads": None,
+    "split_dim": 0,
     "max_dim": 2048,
     "max_ratio": 2.0,
     "decay": 1.0,
@@ -59,6 +64,7 @@ FAST = {**DEFAULTS, "max_ratio": 1.0}
 PAPER = {
     **DEFAULTS,
     **{"betas": (0.9, 0.95), "eigenvalues": "kronecker", "rotation": "normalized", "basis_lr": 0.5},
+    "structure": "kronecker",
     **{"maps": "truncated", "reorthonormalize": False, "start": 0.0, "turn_first": True, "nesterov": False},
     **{"relative_damping": False, "damping": 1e-12, "clip": 1.0, "max_dim": None, "max_ratio": None, "grafting": None},
 }
@@ -78,10 +84,10 @@ class Oracle:
 
     def __init__(self, params: list[Array], options: dict[str, Any]) -> None:
         self.params, self.options, self.count = params, options, 0
-        self.tensors: list[list[Tensor]] = []
+        self.tensors: list[list[Tensor | Adam]] = []
         for param in params:
             _, sides = views_of(param, options)
-            self.tensors.append([Tensor(own, options) for own in sides])
+            self.tensors.append([tensor_of(own, options) for own in sides])
 
     def step(self, gradients: list[Array | None], curvature: dict[int, Array] | None = None) -> None:
         """Move all parameters that have a gradient.
@@ -110,6 +116,32 @@ def turns_at(interval: Any, start: float, count: int) -> bool:
         return count % interval == 0 or (start > 0 and count < EARLY_STEPS)
     current = [every for first, every in interval if first <= count][-1]
     return count % current == 0
+
+
+class Adam:
+    """The state of one tensor without bases, and its step: Adam, as it was published."""
+
+    def __init__(self, side: Side, options: dict[str, Any]) -> None:
+        self.o, self.t = options, 0
+        self.m = self.v = np.zeros(side.size)
+
+    def direction(self, gradient: Array, vectors: list[Array], turning: bool, own: bool) -> Array:
+        o, (beta1, beta2) = self.o, self.o["betas"]
+        self.t += 1
+        self.m = beta1 * self.m + (1 - beta1) * gradient
+        newest = (1 - beta2) / (1 - beta2**self.t)  # of an average whose bias is corrected at once
+        self.v = (1 - o["decay"] * newest) * self.v + newest * sum(v**2 for v in vectors)
+        step = self.m / (1 - beta1**self.t) / (self.v ** (1 / o["root"]) + o["eps"])
+        if o["clip"] is not None and size(step) > o["clip"]:
+            step = step * (o["clip"] / size(step))
+        return step
+
+
+def tensor_of(sides: list[Side], options: dict[str, Any]) -> Tensor | Adam:
+    """Return a tensor with state: Adam's if there are no bases, and the paper does not say otherwise."""
+    if len(sides) == 1 and not sides[0].blocks and options["eigenvalues"] == "corrected":
+        return Adam(sides[0], options)
+    return Tensor(sides, options)
 
 
 class Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from ..core.checks import check_number
 from .distributed.sharded_state import Pieces
 from .distributed.sharding import Sharding
-from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, fixed, initial_state, layout_of, modernize
+from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, fixed, initial_state, modernize, plan_of
 from .state import State
 
 Groups = Sequence[Mapping[str, Any]]
@@ -34,7 +35,7 @@ def to_save(saved: dict[str, Any], groups: Groups, sharding: Sharding | None) ->
         params = [param for group in groups for param in group["params"]]
         for index, own in saved["state"].items():
             if params[index] in sharding:
-                start, total, _ = sharding.part(params[index])
+                start, total, _ = sharding.units(params[index])
                 saved["state"][index] = {name: Pieces(value, start, total) for name, value in own.items()}
     return saved
 
@@ -74,7 +75,7 @@ def read(
         for key, param in zip(saved["params"], group["params"], strict=True):
             seen.add(key)
             if own := saved_state.get(key):
-                expected = initial_state(options, param, layout_of(options, param), device="meta")
+                expected = initial_state(options, param, plan_of(options, param), device="meta")
                 _check_state(own, expected, name(param), options["reorthonormalize"])
                 found[param] = own
     if strange := saved_state.keys() - seen:
@@ -111,7 +112,8 @@ def check_outline(state_dict: Any) -> tuple[list[dict[str, Any]], dict[Any, Any]
         except TypeError:
             raise ValueError(f"state_dict does not fit: params of group {index} must be numbers or names") from None
     for key, own in state.items():
-        if isinstance(own, dict) and own and "scale" not in own:
+        names = set(own) if isinstance(own, dict) else set()
+        if names and not ({"scale", "scale.0"} & names or names <= {"step", "momentum", "second_moment"}):
             got = ", ".join(map(str, sorted(own, key=str)))
             raise ValueError(f"state_dict is not one of Spectral: state of {key} must have the entry scale, got {got}")
     return groups, state
@@ -157,7 +159,7 @@ def _check_state(state: Any, expected: State, name: str, mended: bool) -> None:
             raise ValueError(
                 f"state_dict does not fit: {key} of {name} must have shape {tuple(tensor.shape)}, got {shape}"
             )
-        if problem := _problem(key.split("_")[0], value.local if isinstance(value, Pieces) else value, mended):
+        if problem := _problem(re.split("[_.]", key)[0], value.local if isinstance(value, Pieces) else value, mended):
             raise ValueError(f"state_dict does not fit: {key} of {name} must {problem}")
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from .distributed.ownership import Candidate, describe
-from .layout import Layout
-from .options import initial_state, interval_at, layout_of
+from .layout import Layout, Plan
+from .options import initial_state, interval_at, plan_of
+from .stacks import suffix
 from .state import State
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class ParameterReport:
         name: its name, or its place among the parameter groups.
         shape: its shape.
         structure: its curvature's structure in words.
-        state_bytes: memory of its state; 0 before its first gradient.
+        state_bytes: memory of its state, or what it will be.
         flops: matrix-product operations per step, averaged over the interval.
     """
 
@@ -61,9 +62,13 @@ def _columns(state_bytes: int, flops: float) -> list[str]:
     return [f"{state_bytes / 1024:.1f}", f"{flops / 1e6:.2f}"]
 
 
-def matmul_flops(layout: Layout, group: Mapping[str, Any], interval: int) -> float:
+def matmul_flops(plan: Plan, group: Mapping[str, Any], interval: int) -> float:
     """Return the matrix-product operations of one step, averaged over the interval."""
-    entries = layout.pieces * layout.blocks * math.prod(layout.sizes)
+    return plan.units * sum(_layout_flops(layout, group, interval) for layout in plan.layouts)
+
+
+def _layout_flops(layout: Layout, group: Mapping[str, Any], interval: int) -> float:
+    entries = layout.blocks * math.prod(layout.sizes)
     momentum = group["betas"][0] > 0
     # Every step: rotate the gradient and rotate back, and measure diag(W) of each axis.
     rotations = 3 if momentum and group["grafting"] == "adam" else 2
@@ -72,7 +77,7 @@ def matmul_flops(layout: Layout, group: Mapping[str, Any], interval: int) -> flo
         if not full:
             continue
         product = 2 * entries * n  # the gradient, or anything of its size, times a basis
-        cube = 2 * layout.pieces * (layout.blocks if axis == 0 else 1) * n**3
+        cube = 2 * (layout.blocks if axis == 0 else 1) * n**3
         # When bases turn: W, and turning momentum and direction; then the map, B Q, mending B, and the residual.
         large = 1 + momentum + group["turn_first"]
         maps = {"quadratic": 1, "truncated": 4, "exact": 4 / 3}.get(group["maps"], 1)  # at least one of a user's own
@@ -96,9 +101,10 @@ def summary_of(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Stat
     for group in groups:
         interval = interval_at(group["interval"], group["count"])
         for param in filter(torch.numel, group["params"]):
-            layout = layout_of(group, param)
-            seen = name_of(param, groups), tuple(param.shape), layout.describe(), bytes_of(states.get(param, {}))
-            found.append(ParameterReport(*seen, matmul_flops(layout, group, interval)))
+            plan = plan_of(group, param)
+            state = states.get(param) or initial_state(group, param, plan, device="meta")
+            seen = name_of(param, groups), tuple(param.shape), plan.describe(), bytes_of(state)
+            found.append(ParameterReport(*seen, matmul_flops(plan, group, interval)))
     return found
 
 
@@ -126,11 +132,11 @@ def spectra_of(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Stat
 
 def candidate_of(group: dict[str, Any], param: Tensor) -> Candidate:
     """Say what stepping a parameter costs, so that ranks can share the work."""
-    layout = layout_of(group, param)
-    state = initial_state(group, param, layout, device="meta")
-    flops = matmul_flops(layout, group, interval_at(group["interval"], group["count"]))
-    costs = (flops / layout.pieces, bytes_of(state) / layout.pieces, param.numel() / layout.pieces)
-    return Candidate(param, layout, costs, state["scale"].dtype, describe(param))
+    plan = plan_of(group, param)
+    state = initial_state(group, param, plan, device="meta")
+    flops = matmul_flops(plan, group, interval_at(group["interval"], group["count"]))
+    costs = (flops / plan.slices, bytes_of(state) / plan.slices, param.numel() / plan.slices)
+    return Candidate(param, plan, costs, state["step" + suffix(plan, 0)].dtype, describe(param))
 
 
 class Snapshot(NamedTuple):

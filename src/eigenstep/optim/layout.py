@@ -1,217 +1,278 @@
-"""How tensors become stacks: which axes get a basis, where long sides are cut, and what is stepped together."""
+"""How a parameter becomes matrices: what counts as a matrix of its own, which sides get a basis, where they are cut."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from .state import State
-
-STRUCTURES = ("kronecker", "axes", "full", "diagonal")
+STRUCTURES = ("auto", "kronecker", "axes", "full", "diagonal")
 MOST_AXES = 8
 """As many axes as the arithmetic has letters for."""
+SMALLEST_EXPERT = 16
+"""A tensor with three axes is a stack of matrices if both their sides are so long; those of convolutions are not."""
+VOCABULARY, SLENDER = 30_000, 4.0
+"""A side this long, and this many times longer than the other, is that of an embedding: its rows are seen too rarely,
+and are too many, for a basis."""
+MOST_SLICES = 64
+"""A diagonal parameter is cut into at most so many slices, which ranks may share."""
+
+Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A parameter as ``pieces`` independent stack elements of shape ``(blocks, *sizes)``.
+    """A rectangle of a matrix, or a whole tensor, as one stack element of shape ``(blocks, *sizes)``.
 
     Attributes:
-        shape: the parameter's own shape.
-        transposed: whether the matrix is laid out transposed, so that tall and wide ones share a stack.
-        pieces: number of independent cuts of the columns.
-        blocks: number of blocks of the rows; they share the factor of the columns.
+        rows: first row and the one after the last.
+        cols: the same for columns.
+        transposed: whether the rectangle is laid out transposed, so that tall and wide ones share a stack.
+        blocks: number of blocks of the longer side; they share the factor of the shorter.
         sizes: sizes of the axes of one block.
         full: for each axis, whether it has a basis.
     """
 
-    shape: tuple[int, ...]
+    rows: Range
+    cols: Range
     transposed: bool
-    pieces: int
     blocks: int
     sizes: tuple[int, ...]
     full: tuple[bool, ...]
 
     @property
     def key(self) -> tuple[int, tuple[int, ...], tuple[bool, ...]]:
-        """What must agree for two parameters to be stacked."""
+        """What must agree for two rectangles to be stacked."""
         return self.blocks, self.sizes, self.full
 
-    def split(self, tensor: Tensor) -> Tensor:
-        """Lay out a tensor of the parameter's shape, plus any trailing axis, as ``(pieces, blocks, *sizes)``."""
-        extra = tensor.shape[len(self.shape) :]
-        if self.transposed:
-            tensor = self._matrix(tensor).transpose(0, 1)
-        if self.pieces == 1:
-            return tensor.reshape(1, self.blocks, *self.sizes, *extra)
-        cut = tensor.reshape(self.blocks * self.sizes[0], self.pieces, self.sizes[1], *extra)
-        return cut.movedim(1, 0).reshape(self.pieces, self.blocks, *self.sizes, *extra)
+    @property
+    def diagonal(self) -> bool:
+        """Whether there is neither a basis nor more than one axis."""
+        return self.full == (False,)
+
+    def split(self, matrices: Tensor) -> Tensor:
+        """Cut the rectangle out of matrices ``(units, rows, cols, ...)``, as ``(units, blocks, *sizes, ...)``."""
+        cut = matrices[:, slice(*self.rows), slice(*self.cols)]
+        cut = cut.transpose(1, 2) if self.transposed else cut
+        return cut.reshape(len(cut), self.blocks, *self.sizes, *cut.shape[3:])
 
     def join(self, stack: Tensor) -> Tensor:
-        """Undo ``split``."""
-        rows, cols = self.blocks * self.sizes[0], self.pieces * math.prod(self.sizes[1:])
-        if self.pieces > 1:
-            stack = stack.reshape(self.pieces, rows, self.sizes[1]).movedim(0, 1)
+        """Undo ``split``: return the rectangles, ``(units, rows, cols)``."""
+        height, width = self.rows[1] - self.rows[0], self.cols[1] - self.cols[0]
         if self.transposed:
-            stack = stack.reshape(rows, cols).transpose(0, 1)
-        return stack.reshape(self.shape)
-
-    @property
-    def cut_axis(self) -> int | None:
-        """Axis of the parameter along which the pieces lie side by side; ``None`` if they are not slices of it."""
-        if self.transposed:
-            return 0
-        return 1 if len(self.shape) == 2 else None
-
-    def part(self, start: int, stop: int) -> Layout:
-        """Return the layout of the pieces ``start`` to ``stop``, for the slice of the parameter that they make up."""
-        shape, axis = list(self.shape), self.cut_axis
-        if stop - start != self.pieces and axis is not None:
-            shape[axis] = (stop - start) * shape[axis] // self.pieces
-        return replace(self, shape=tuple(shape), pieces=stop - start)
-
-    def _matrix(self, tensor: Tensor) -> Tensor:
-        return tensor.reshape(self.shape[0], math.prod(self.shape[1:]), *tensor.shape[len(self.shape) :])
+            return stack.reshape(-1, width, height).transpose(1, 2)
+        return stack.reshape(-1, height, width)
 
     def describe(self) -> str:
         """Say what the structure is, for people."""
         names = [f"{n}" if full else f"diag {n}" for n, full in zip(self.sizes, self.full, strict=True)]
         if self.blocks > 1:
             names[0] = f"{self.blocks} blocks of {names[0]}"
-        text = " x ".join(names)
-        return f"{self.pieces} pieces of ({text})" if self.pieces > 1 else text
+        return " x ".join(names)
 
 
-def plan(shape: tuple[int, ...], *, structure: str, max_dim: int | None, max_ratio: float | None) -> Layout:
+@dataclass(frozen=True)
+class Plan:
+    """A parameter as ``units`` equal and independent matrices or tensors, and each of them as rectangles.
+
+    Attributes:
+        shape: the parameter's own shape.
+        units: how many there are.
+        axis: axis of the parameter along which they lie.
+        grain: how many of them lie at one index of this axis, if several axes count them; otherwise 1.
+        matrix: rows and columns of a unit.
+        layouts: the rectangles that make up a unit.
+    """
+
+    shape: tuple[int, ...]
+    units: int
+    axis: int
+    grain: int
+    matrix: tuple[int, int]
+    layouts: tuple[Layout, ...]
+
+    @property
+    def slices(self) -> int:
+        """Into how many slices the parameter can be cut, so that no unit is cut."""
+        return self.units // self.grain
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What agrees for parameters that can share all their stacks."""
+        return tuple(layout.key for layout in self.layouts)
+
+    def part(self, start: int, stop: int) -> tuple[tuple[int, ...], tuple[int, ...], Plan]:
+        """Return where the slices ``start`` to ``stop`` begin and end in the parameter, and how they are laid out."""
+        low, high = [0] * len(self.shape), list(self.shape)
+        if self.shape and stop - start != self.slices:
+            width = self.shape[self.axis] // self.slices
+            low[self.axis], high[self.axis] = start * width, stop * width
+        shape = tuple(b - a for a, b in zip(low, high, strict=True))
+        return tuple(low), tuple(high), replace(self, shape=shape, units=(stop - start) * self.grain)
+
+    def matrices(self, tensor: Tensor) -> Tensor:
+        """Lay out a tensor of the parameter's shape, plus any trailing axis, as ``(units, rows, cols, ...)``."""
+        rows, cols = self.matrix
+        extra = tensor.shape[len(self.shape) :]
+        if self.axis == 1:
+            return tensor.reshape(rows, self.units, cols, *extra).movedim(1, 0)
+        return tensor.reshape(self.units, rows, cols, *extra)
+
+    def split(self, tensor: Tensor, index: int) -> Tensor:
+        """Lay out one rectangle of every unit as a stack ``(units, blocks, *sizes)``, plus any trailing axis."""
+        return self.layouts[index].split(self.matrices(tensor))
+
+    def join(self, stacks: Sequence[Tensor]) -> Tensor:
+        """Undo ``split``, given the stacks of all rectangles."""
+        parts = [layout.join(stack) for layout, stack in zip(self.layouts, stacks, strict=True)]
+        whole = parts[0]
+        if len(parts) > 1:
+            whole = whole.new_empty(self.units, *self.matrix)
+            for layout, part in zip(self.layouts, parts, strict=True):
+                whole[:, slice(*layout.rows), slice(*layout.cols)] = part
+        return (whole.movedim(0, 1) if self.axis == 1 else whole).reshape(self.shape)
+
+    def describe(self) -> str:
+        """Say what the structure is, for people."""
+        if self.layouts[0].diagonal:
+            return f"diag {math.prod(self.shape)}"
+        counts = Counter(layout.describe() for layout in self.layouts)
+        texts = [(text, count * self.units) for text, count in counts.items()]
+        return " and ".join(text if count == 1 else f"{count} times ({text})" for text, count in texts)
+
+
+def plan(
+    shape: tuple[int, ...],
+    *,
+    structure: str = "auto",
+    max_dim: int | None,
+    max_ratio: float | None,
+    batch_dims: int | None = None,
+    split_sizes: Sequence[int] | None = None,
+    num_heads: int | Sequence[int] | None = None,
+    split_dim: int = 0,
+    elementwise: bool = True,
+) -> Plan:
     """Choose the layout of a parameter.
 
     Args:
         shape: its shape, without empty axes.
         structure: "kronecker" lays tensors out as matrices (first axis against the rest) with one factor per side;
-            "axes" gives each axis of a tensor its own factor; "full" one factor for the whole parameter;
-            "diagonal" no basis at all.
-        max_dim: a side longer than this is cut into blocks with a basis each; it has none if there is no fair cut.
-            ``None`` for no limit.
+            "auto" does so, too, but recognizes stacks of matrices and gives embeddings no basis; "axes" gives each axis
+            of a tensor its own factor; "full" one factor for the whole tensor; "diagonal" no basis at all.
+        max_dim: a side longer than this is cut into blocks with a basis each; ``None`` for no limit.
         max_ratio: so is a side more than this many times longer than the other.
+        batch_dims: how many of the first axes count tensors of their own; by default what "auto" recognizes.
+        split_sizes: lengths of the parts of an axis that are matrices of their own.
+        num_heads: into how many equal parts each of these is cut again.
+        split_dim: the axis that is cut into parts, 0 or 1, after those that count.
+        elementwise: whether entries of a parameter without basis are independent, so that ranks may share them.
     """
-    size = math.prod(shape)
+    count = _recognized(shape) if batch_dims is None and structure == "auto" else batch_dims or 0
+    outer, inner = (shape[:count], shape[count:]) if count < len(shape) else ((), shape)
+    units, size = math.prod(outer), math.prod(inner)
+    grain = units // shape[0] if outer else 1
+    matrix = (inner[0], size // inner[0]) if inner else (1, 1)
     max_dim = max_dim or size
-    matrix = (shape[0], size // shape[0]) if shape else (1, 1)
+    embedding = structure == "auto" and max(matrix) > max(VOCABULARY, SLENDER * min(matrix))
     if structure == "full" and size <= max_dim:
-        return Layout(shape, False, 1, 1, (size,), (True,))
-    if structure == "diagonal" or min(matrix) == 1:
-        return Layout(shape, False, 1, 1, (size,), (False,))
-    if structure == "axes" and len(shape) > MOST_AXES:
+        return _whole(shape, units, grain, (size,), (True,))
+    if structure == "diagonal" or embedding or min(matrix) == 1:
+        most = min(MOST_SLICES, shape[0]) if elementwise and len(shape) > 1 else 1
+        units = next(n for n in range(most, 0, -1) if n == 1 or shape[0] % n == 0)
+        return _whole(shape, units, 1, (math.prod(shape) // units,), (False,))
+    if structure == "axes" and len(inner) > MOST_AXES:
         raise ValueError(
             f'structure="axes" takes at most {MOST_AXES} axes, got a parameter of shape {shape}: give it a group of '
             'its own with structure="kronecker"'
         )
-    if structure == "axes" and len(shape) > 2:
-        return Layout(shape, False, 1, 1, shape, tuple(1 < n <= max_dim for n in shape))
-    transposed = matrix[0] < matrix[1]
-    cols, rows = sorted(matrix)
-    pieces = _cut(cols, max_dim)
-    width = cols // pieces
-    limit = max_dim if max_ratio is None else min(max_dim, math.ceil(max_ratio * width))
-    blocks = _cut(rows, limit)
-    height = rows // blocks
-    return Layout(shape, transposed, pieces, blocks, (height, width), (height <= limit, width <= max_dim))
+    if structure == "axes" and len(inner) > 2:
+        return _whole(shape, units, grain, inner, tuple(1 < n <= max_dim for n in inner))
+    ranges = [[(0, n)] for n in matrix]
+    if split_sizes is not None or num_heads is not None:
+        ranges[split_dim] = _parts(inner, split_sizes, num_heads, split_dim)
+    found = [x for rows in ranges[0] for cols in ranges[1] for x in _rectangles(rows, cols, max_dim, max_ratio)]
+    whole = Plan(shape, units, 0, grain, matrix, tuple(found))
+    return whole if outer else _as_units(whole)
 
 
-def _cut(length: int, limit: int) -> int:
-    """Return into how many equal parts of at most ``limit`` to cut a side; one if no parts of a fair size exist."""
-    fewest = math.ceil(length / limit)
-    for parts in range(fewest, 2 * fewest + 1):
-        if length % parts == 0:
-            return parts
-    return 1
+def _recognized(shape: tuple[int, ...]) -> int:
+    """Tell how many of the first axes count matrices: one for stacked experts, none for convolutions and all else."""
+    return int(len(shape) == 3 and min(shape[1:]) >= max(SMALLEST_EXPERT, shape[0]) and shape[0] > 1)
 
 
-Create = Callable[[Tensor, Layout], State]
-"""Makes the state of a parameter that has none yet."""
+def _whole(shape: tuple[int, ...], units: int, grain: int, sizes: tuple[int, ...], full: tuple[bool, ...]) -> Plan:
+    """Return a plan in which every unit is laid out as it is."""
+    size = math.prod(sizes)
+    return Plan(shape, units, 0, grain, (size, 1), (Layout((0, size), (0, 1), False, 1, sizes, full),))
 
 
-class Stack:
-    """Parameters of one layout, number format and device, with their state side by side in one tensor per name.
+def _parts(
+    shape: tuple[int, ...], split_sizes: Sequence[int] | None, num_heads: int | Sequence[int] | None, axis: int
+) -> list[Range]:
+    """Return where the parts of an axis begin and end that are matrices of their own."""
+    if axis == 1 and len(shape) != 2:
+        raise ValueError(f"split_dim=1 needs matrices, got a parameter of shape {shape}: give it a group of its own")
+    sizes = [shape[axis]] if split_sizes is None else list(split_sizes)
+    heads = list(num_heads) if isinstance(num_heads, Sequence) else [num_heads or 1] * len(sizes)
+    if sum(sizes) != shape[axis]:
+        raise ValueError(
+            f"split_sizes must add up to the length {shape[axis]} of axis {axis} of a parameter of shape {shape}, got "
+            f"{sizes}: give the fused weights a group of their own"
+        )
+    if len(heads) != len(sizes) or any(size % count for size, count in zip(sizes, heads, strict=True)):
+        raise ValueError(f"num_heads must divide each of the parts {sizes} of an axis, got {num_heads}")
+    lengths = [size // count for size, count in zip(sizes, heads, strict=True) for _ in range(count)]
+    return _ranges(0, lengths)
 
-    The optimizer's own ``state[parameter]`` holds views into these tensors, so that checkpoints look as ever.
+
+def _ranges(start: int, lengths: Iterable[int]) -> list[Range]:
+    """Return where parts of given lengths begin and end."""
+    return list(itertools.pairwise(itertools.accumulate(lengths, initial=start)))
+
+
+def _rectangles(rows: Range, cols: Range, max_dim: int, max_ratio: float | None) -> Iterator[Layout]:
+    """Cut a rectangle of a matrix into layouts: parts of the shorter side, and blocks of each of their longer sides.
+
+    Blocks of one layout are equally long. Where a side cannot be divided evenly, there are two layouts, whose blocks
+    differ by one.
     """
-
-    def __init__(self, members: Mapping[Tensor, Layout], states: Mapping[Tensor, State], create: Create) -> None:
-        """Gather the parameters' states into one, creating what is missing, and leave views of it with each.
-
-        Args:
-            members: the parameters and their layouts.
-            states: the optimizer's state, one dictionary for each parameter.
-            create: makes the state of a parameter that has none yet.
-        """
-        self.params, self.layouts = list(members), list(members.values())
-        parts = [states[param] or create(param, layout) for param, layout in members.items()]
-        self.state: State = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        start = 0
-        for param, layout in members.items():
-            for name, tensor in self.state.items():
-                states[param][name] = tensor[start : start + layout.pieces]
-            start += layout.pieces
-
-    def gather(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Stack one tensor per parameter, each of the parameter's shape (plus any trailing axis)."""
-        pieces = list(map(Layout.split, self.layouts, tensors))
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-    def scatter(self, stacked: Tensor) -> list[Tensor]:
-        """Undo ``gather``."""
-        if len(self.layouts) == 1:
-            return [self.layouts[0].join(stacked)]
-        pieces = torch.split(stacked, [layout.pieces for layout in self.layouts])
-        return list(map(Layout.join, self.layouts, pieces))
+    height, width = rows[1] - rows[0], cols[1] - cols[0]
+    if min(height, width) == 1:  # a vector
+        yield Layout(rows, cols, False, 1, (height * width,), (False,))
+        return
+    transposed = height < width
+    long, short = (cols, rows) if transposed else (rows, cols)
+    for part in _ranges(short[0], _cut(short[1] - short[0], max_dim)):
+        width = part[1] - part[0]
+        limit = max_dim if max_ratio is None else min(max_dim, math.ceil(max_ratio * width))
+        lengths = _cut(long[1] - long[0], limit)
+        counts = [(lengths.count(length), length) for length in sorted(set(lengths), reverse=True)]
+        spans = _ranges(long[0], [count * length for count, length in counts])
+        for span, (count, length) in zip(spans, counts, strict=True):
+            place = (part, span) if transposed else (span, part)
+            yield Layout(*place, transposed, count, (length, width), (True, True))
 
 
-class Stacks:
-    """The stacks of parameters that are stepped together, arranged anew only when others have gradients than before."""
+def _cut(length: int, limit: int) -> list[int]:
+    """Return the lengths of the fewest parts of at most ``limit`` that make up a side; they differ by at most one."""
+    parts = math.ceil(length / limit)
+    base, longer = divmod(length, parts)
+    return [base + 1] * longer + [base] * (parts - longer)
 
-    def __init__(self) -> None:
-        """Start without any."""
-        self._found: list[Stack] = []
-        self._params: list[Tensor] = []
 
-    def arrange(
-        self,
-        params: list[Tensor],
-        states: dict[Tensor, State],
-        layout_of: Callable[[Tensor], Layout],
-        create: Create,
-        together: bool = True,
-    ) -> list[Stack]:
-        """Return stacks of exactly these parameters.
-
-        Args:
-            params: those that have gradients now.
-            states: the optimizer's state, one dictionary for each parameter.
-            layout_of: tells how a parameter is laid out.
-            create: makes the state of a parameter that has none yet.
-            together: whether same-shaped parameters share a stack.
-        """
-        if list(map(id, params)) == list(map(id, self._params)):
-            return self._found
-        buckets: dict[tuple[object, ...], dict[Tensor, Layout]] = {}
-        for param in params:
-            layout = layout_of(param)
-            key: tuple[object, ...] = (*layout.key, param.dtype, param.device)
-            buckets.setdefault(key if together else (*key, id(param)), {})[param] = layout
-        wanted = [list(map(id, members)) for members in buckets.values()]
-        kept = {tuple(map(id, stack.params)): stack for stack in self._found if list(map(id, stack.params)) in wanted}
-        for stack in self._found:
-            if tuple(map(id, stack.params)) not in kept:
-                # Views would hold on to the whole stack for the sake of a part.
-                for param in stack.params:
-                    states[param].update({name: tensor.clone() for name, tensor in states[param].items()})
-        self._params = list(params)
-        self._found = [
-            kept.get(tuple(map(id, members))) or Stack(members, states, create) for members in buckets.values()
-        ]
-        return self._found
+def _as_units(plan: Plan) -> Plan:
+    """Return the same plan, with rectangles of one kind that lie side by side along an axis as units."""
+    first, count = plan.layouts[0], len(plan.layouts)
+    if count == 1 or any((x.key, x.transposed) != (first.key, first.transposed) for x in plan.layouts):
+        return plan
+    for axis, across in enumerate(({x.cols for x in plan.layouts}, {x.rows for x in plan.layouts})):
+        if len(across) == 1 and (axis == 0 or len(plan.shape) == 2):
+            rows, cols = first.rows[1] - first.rows[0], first.cols[1] - first.cols[0]
+            layout = replace(first, rows=(0, rows), cols=(0, cols))
+            return Plan(plan.shape, count, axis, 1, (rows, cols), (layout,))
+    return plan

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_number
-from .layout import STRUCTURES, Layout, plan
+from .layout import STRUCTURES, Plan, plan
+from .stacks import suffix
 from .state import Rates, Rule, State, new_state
 
 Group = Mapping[str, Any]
@@ -28,6 +29,7 @@ CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "nonfinite": ("raise", "skip", "ignore"),
 }
 RANGES: Mapping[str, tuple[float, float]] = {
+    "eps": (0.0, float("inf")),
     "decay": (0.0, 1.0),
     "damping": (0.0, float("inf")),
     "start": (0.0, float("inf")),
@@ -54,7 +56,7 @@ FOREIGN = {
 """What else a parameter group may hold: what torch, learning-rate schedulers and trainers put there."""
 GO, SKIP, RAISE = range(3)
 """What to do about the gradients of a step: take it, leave it out, or raise an error."""
-LAYOUT = ("structure", "max_dim", "max_ratio")
+LAYOUT = ("structure", "max_dim", "max_ratio", "batch_dims", "split_sizes", "num_heads", "split_dim")
 fixed = itemgetter(*LAYOUT)
 """Options that decide how a parameter is laid out, and what returns them; they are fixed once it has state."""
 OTHERS = ("lr", "weight_decay", "betas", "interval", "nesterov", "basis_dtype", "state_dtype")
@@ -122,6 +124,7 @@ def check_group(group: Mapping[str, Any]) -> None:
     if group["max_dim"] is not None and (not isinstance(group["max_dim"], int) or group["max_dim"] < 1):
         raise ValueError(f"max_dim must be a whole number, at least 1, got {group['max_dim']!r}")
     interval_at(group["interval"], 0)
+    _check_fused(group)
     for name in ("basis_dtype", "state_dtype"):
         if group[name] not in (None, torch.float64, torch.float32, torch.bfloat16):
             raise ValueError(f"{name} must be None, float64, float32 or bfloat16, got {group[name]!r}")
@@ -135,6 +138,24 @@ def check_group(group: Mapping[str, Any]) -> None:
         raise ValueError('capturable=True needs interval=1 and nonfinite="ignore", which do not depend on the host')
 
 
+def _check_fused(group: Group) -> None:
+    """Raise unless the options that say which matrices a parameter holds are possible."""
+    if group["batch_dims"] is not None and not _is_count(group["batch_dims"], 0):
+        raise ValueError(f"batch_dims must be None or a whole number of axes, got {group['batch_dims']!r}")
+    if group["split_dim"] not in (0, 1):
+        raise ValueError(f"split_dim must be 0 or 1, got {group['split_dim']!r}")
+    for name in ("split_sizes", "num_heads"):
+        given = group[name]
+        numbers = [given] if name == "num_heads" and isinstance(given, int) else given
+        many = isinstance(numbers, (tuple, list)) and len(numbers) > 0
+        if given is not None and not (many and all(_is_count(n, 1) for n in numbers)):
+            raise ValueError(f"{name} must be None or positive whole numbers, got {given!r}")
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def check_parameters(group: Mapping[str, Any], distributed: bool) -> None:
     """Raise unless all parameters of a group can be stepped.
 
@@ -146,7 +167,7 @@ def check_parameters(group: Mapping[str, Any], distributed: bool) -> None:
         if hasattr(param, "device_mesh") and not distributed:
             raise ValueError("DTensor parameters cannot be stepped with distributed=False: pass distributed=True")
         if param.numel():
-            layout_of(group, param)  # raises if there is none
+            plan_of(group, param)  # raises if there is none
 
 
 def _check_names(group: Mapping[str, Any]) -> None:
@@ -265,7 +286,9 @@ def nonfinite(work: Work, samples: Mapping[Tensor, Tensor], gradient: Callable[[
         tensors = list(map(gradient, params))
         if samples:
             tensors += [samples[p] for p in params if p in samples]
-        bad = ~torch.stack([torch.isfinite(t).all().to(tensors[0].device) for t in tensors]).all()
+        # The least and the largest entry show NaN as well, and take one reading of a tensor.
+        ends = [end.to(tensors[0].device) for t in tensors if t.numel() for end in torch.aminmax(t)]
+        bad = ~torch.isfinite(torch.stack(ends)).all() if ends else torch.tensor(False)
         found = bad * (SKIP if group["nonfinite"] == "skip" else RAISE)
         verdict = found if verdict is None else torch.maximum(verdict, found.to(verdict.device))
     return verdict
@@ -291,10 +314,10 @@ def nonfinite_sentence(names: Sequence[str], curvature: bool) -> str:
     )
 
 
-def layout_of(group: Group, param: Tensor) -> Layout:
+def plan_of(group: Group, param: Tensor) -> Plan:
     """Choose the layout of a parameter."""
     options = {name: group[name] for name in LAYOUT}
-    return plan(tuple(param.shape), **options)
+    return plan(tuple(param.shape), **options, elementwise=group["eigenvalues"] == "corrected")
 
 
 def batched(group: Group) -> bool:
@@ -317,16 +340,20 @@ def rates_of(group: Group, like: Tensor) -> Rates:
     return Rates(*map(number, (beta1, beta2, basis, max(floor, group["damping"]))))
 
 
-def initial_state(group: Group, param: Tensor, layout: Layout, device: torch.device | str | None = None) -> State:
+def initial_state(group: Group, param: Tensor, plan: Plan, device: torch.device | str | None = None) -> State:
     """Return the state of a parameter before its first step."""
     dtype = group["state_dtype"] or (torch.float64 if param.dtype == torch.float64 else torch.float32)
-    return new_state(
-        (layout.pieces, layout.blocks, *layout.sizes),
-        layout.full,
-        rule_of(group),
-        momentum=group["betas"][0] > 0,
-        residual=group["residual"],
-        dtype=dtype,
-        basis_dtype=group["basis_dtype"] or dtype,
-        device=torch.device(device or param.device),
-    )
+    found = {}
+    for index, layout in enumerate(plan.layouts):
+        own = new_state(
+            (plan.units, layout.blocks, *layout.sizes),
+            layout.full,
+            rule_of(group),
+            momentum=group["betas"][0] > 0,
+            residual=group["residual"],
+            dtype=dtype,
+            basis_dtype=group["basis_dtype"] or dtype,
+            device=torch.device(device or param.device),
+        )
+        found.update({name + suffix(plan, index): tensor for name, tensor in own.items()})
+    return found

@@ -11,6 +11,7 @@ from .spectral import Spectral
 
 PAPER: Mapping[str, Any] = {
     "betas": (0.9, 0.95),
+    "structure": "kronecker",
     "eigenvalues": "kronecker",
     "rotation": "normalized",
     "basis_lr": 0.5,

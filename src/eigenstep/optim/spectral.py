@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar, cast
@@ -16,14 +16,15 @@ from ..core.generators import Rotation
 from ..core.maps import Orthogonal
 from . import checkpoint, kernel, options
 from .compiled import compiled
+from .diagonal import Diagonals
 from .distributed.ownership import OFF, wanted
 from .distributed.rounds import local_gradient
 from .distributed.sharding import Sharding
 from .inspect import Summary, name_of, spectra_of, summary_of
-from .layout import Stack, Stacks
 from .metrics import Sizes, metrics_of, note
 from .moving import move
 from .options import GO, RAISE, SKIP
+from .stacks import Stack, Stacks, complete
 from .user_curvature import padded, vectors_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -62,6 +63,7 @@ class Spectral(Optimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float | Tensor = 0.01,
         *,
+        eps: float = 1e-8,
         cautious_weight_decay: bool = False,
         root: float = 2.0,
         interval: Interval = 2,
@@ -69,9 +71,13 @@ class Spectral(Optimizer):
         nesterov: float | bool = 0.1,
         clip: float | None = None,
         grafting: str | None = "descent",
-        structure: str = "kronecker",
+        structure: str = "auto",
         max_dim: int | None = 2048,
         max_ratio: float | None = 2.0,
+        batch_dims: int | None = None,
+        split_sizes: Sequence[int] | None = None,
+        num_heads: int | Sequence[int] | None = None,
+        split_dim: int = 0,
         decay: float = 1.0,
         damping: float = 1e-10,
         relative_damping: bool = True,
@@ -106,6 +112,7 @@ class Spectral(Optimizer):
             betas: decay rates of momentum (0 for none) and of the curvature; the paper's beta-2 is ``1 - betas[1]``.
                 Lower the first for large batches, raise the second (.99 and more) where rows rarely get a gradient.
             weight_decay: decoupled weight decay, as in AdamW; a tensor can change while a CUDA graph is replayed.
+            eps: AdamW's, for what has no basis and steps as AdamW does; what has bases has ``damping``.
             cautious_weight_decay: shrink only the weights that the step itself moves toward zero.
             root: the paper's ``p``: steps go along ``S^(-1/p)``. 1 for natural gradient, with given curvature.
             interval: turn the bases every so many steps, but at every step of the first 100; or a schedule such as
@@ -118,8 +125,17 @@ class Spectral(Optimizer):
             grafting: what sizes each layer's step. "descent" lengthens it until it lowers the loss as fast as Adam's
                 would at the same learning rate, but not beyond Adam's largest step. "adam" or "rms" (RMSprop) for roots
                 other than 2; ``None`` for steps as they are.
-            structure: "kronecker"; "axes", one factor per axis, for convolutions; "full", one matrix over the whole
-                parameter, for tiny ones; "diagonal", no basis, where one brings nothing.
+            structure: "kronecker", one factor per side, the first axis against the rest; "auto" is the same, but steps
+                the matrices of a stack ``(experts, n, m)`` one by one, and gives embeddings no basis (one side above
+                30,000 and four times the other); "axes", one factor per axis, for convolutions; "full", one matrix over
+                the whole parameter, for tiny ones; "diagonal", no basis, where one brings nothing: this is AdamW, as
+                it is for vectors.
+            batch_dims: how many of the first axes count matrices of their own; ``None`` for what "auto" recognizes.
+            split_sizes: rows of each of the matrices that were fused, such as queries, keys and values: each steps as
+                if it were a parameter of its own.
+            num_heads: step each of so many heads as a matrix of its own: equal parts of the rows, or of each of
+                ``split_sizes`` (or a number for each).
+            split_dim: 1 if columns were fused, as in weights that multiply from the right; 0 for rows.
             max_dim: longest side that gets one basis; longer ones are cut into blocks. Lower it to save time;
                 ``None`` for no limit.
             max_ratio: a side more than this many times longer than the other is cut as well. 1 to save time, ``None``
@@ -268,42 +284,60 @@ class Spectral(Optimizer):
         if params or self._sharding is not None:
             self._layouts[id(group)] = options.fixed(group)
         if self._sharding is None:
-            for stack in self._arranged(group, params):
-                gradients: list[Tensor] = list(map(attrgetter("grad"), stack.params))
-                move(group, stack.params, self._directions(group, stack, gradients, samples, turn))
+            gradients = {param: param.grad for param in params}
+            stacks = self._arranged(group, params)
+            if self._sizes is None:
+                stacks = [x for x in stacks if not (isinstance(x, Diagonals) and x.step(group, gradients, samples))]
+            for done, steps in self._steps(group, stacks, gradients, samples, turn):
+                move(group, done, steps)
         elif params:
             arranged = partial(self._arranged, group)
-            compute = partial(self._directions, group, samples={}, turn=turn)
+            compute = partial(self._steps, group, samples={}, turn=turn)
             # Replicas of a shard must be rounded alike, whatever random numbers their ranks have used.
             apply = partial(move, group, seed=group["count"])
             self._sharding.step(params, arranged, compute, apply)
 
+    def _steps(
+        self,
+        group: dict[str, Any],
+        stacks: Sequence[Stack | Diagonals],
+        gradients: Mapping[Tensor, Any],
+        samples: Mapping[Tensor, Tensor],
+        turn: bool,
+    ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """Compute stack by stack, and give out parameters with their steps before the learning rate."""
+        compute = partial(self._directions, group, gradients=gradients, samples=samples, turn=turn)
+        for params, steps in complete(stacks, compute):
+            if self._sizes is not None:
+                note(self._sizes, params, [gradients[param] for param in params], steps, group["lr"])
+            yield params, steps
+
     def _directions(
-        self, group: dict[str, Any], stack: Stack, gradients: list[Tensor], samples: Mapping[Tensor, Tensor], turn: bool
-    ) -> list[Tensor]:
-        """Learn from the gradients of a stack and return the directions to go along."""
+        self,
+        group: dict[str, Any],
+        stack: Stack | Diagonals,
+        gradients: Mapping[Tensor, Any],
+        samples: Mapping[Tensor, Tensor],
+        turn: bool,
+    ) -> Sequence[Tensor]:
+        """Learn from the gradients of a stack and return the directions to go along, one for each member."""
+        if isinstance(stack, Diagonals):
+            return stack.directions(group, gradients, samples)
         rates = options.rates_of(group, stack.state["scale"])
-        gradient = stack.gather(gradients)
+        params = [member.param for member in stack.members]
+        gradient = stack.gather([gradients[param] for param in params])
         vectors = given = None
-        if samples and not samples.keys().isdisjoint(stack.params):
-            found = [samples.get(p, g[..., None]) for p, g in zip(stack.params, gradients, strict=True)]
+        if samples and not samples.keys().isdisjoint(params):
+            found = [samples[p] if p in samples else gradients[p][..., None] for p in params]
             vectors = stack.gather(padded(found))
-            flags = [
-                p in samples
-                for p, layout in zip(stack.params, stack.layouts, strict=True)
-                for _ in range(layout.pieces)
-            ]
-            given = torch.tensor(flags, device=gradient.device)
+            given = torch.tensor(stack.marked(samples), device=gradient.device)
         if group["nonfinite"] == "ignore":
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
             vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
         rule = options.rule_of(group)
-        directions = stack.scatter(self._kernel(gradient, vectors, stack.state, rule, rates, turn, given))
-        if self._sizes is not None:
-            note(self._sizes, stack.params, gradients, directions, group["lr"])
-        return directions
+        return stack.parts(self._kernel(gradient, vectors, stack.state, rule, rates, turn, given))
 
-    def _arranged(self, group: dict[str, Any], params: list[Tensor], tag: int = 0) -> list[Stack]:
+    def _arranged(self, group: dict[str, Any], params: list[Tensor], tag: int = 0) -> list[Stack | Diagonals]:
         """Return the stacks of the parameters that have a gradient now.
 
         Args:
@@ -311,18 +345,18 @@ class Spectral(Optimizer):
             params: the parameters.
             tag: parameters that are stepped at different times must not be in one stack; this number tells times apart.
         """
-        layout = partial(options.layout_of, group) if self._sharding is None else self._sharding.layout
+        plan_of = partial(options.plan_of, group) if self._sharding is None else self._sharding.plan
         if (id(group), tag) not in self._stacks:
             self._stacks[id(group), tag] = Stacks()
         return self._stacks[id(group), tag].arrange(
-            params, self.state, layout, partial(options.initial_state, group), options.batched(group)
+            params, self.state, plan_of, partial(options.initial_state, group), options.batched(group)
         )
 
     def _init_group(self, group: dict[str, Any], skip_non_grad_params: bool = True) -> None:
         """Create the state of a group's parameters, as Megatron asks for before it loads a checkpoint."""
         for param in group["params"]:
             if param.numel() and not self.state[param] and not (skip_non_grad_params and param.grad is None):
-                self.state[param].update(options.initial_state(group, param, options.layout_of(group, param)))
+                self.state[param].update(options.initial_state(group, param, options.plan_of(group, param)))
 
     def _name(self, param: Tensor) -> str:
         return name_of(param, self.param_groups)

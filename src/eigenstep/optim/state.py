@@ -68,6 +68,10 @@ def new_state(
         device: where to put the tensors.
     """
     wide = accumulation_dtype(dtype)
+    if rule.eigenvalues == "corrected" and full == (False,):  # AdamW
+        averages = ["momentum", "second_moment"] if momentum else ["second_moment"]
+        state = {name: torch.zeros(shape, dtype=dtype, device=device) for name in averages}
+        return {"step": torch.zeros(shape[0], dtype=wide, device=device), **state}
     state = {name: torch.zeros(shape[0], dtype=wide, device=device) for name in ("step", "turns", "scale")}
     for axis, (size, has_basis) in enumerate(zip(shape[2:], full, strict=True)):
         eigs = torch.ones(shape[0], shape[1] if axis == 0 else 1, size, dtype=wide, device=device)

@@ -24,7 +24,7 @@ from eigenstep.core.curvature import OuterProducts
 from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.matrices import Full
 from eigenstep.optim.kernel import rotate
-from eigenstep.optim.options import layout_of
+from eigenstep.optim.options import plan_of
 
 from ..baselines import eigen
 from ..problems.tasks import Task, loss_of
@@ -89,8 +89,8 @@ class Shipped:
 
     def lay_out(self, gradient: Tensor) -> Tensor:
         """Return gradients as the optimizer lays them out."""
-        layout = layout_of(self._optimizer.param_groups[0], self._params[0])
-        return torch.cat([layout.split(one) for one in gradient])
+        plan = plan_of(self._optimizer.param_groups[0], self._params[0])
+        return torch.cat([plan.split(one, 0) for one in gradient])
 
     def spectrum(self) -> Spectrum:
         """Return what the next step would divide by: corrected eigenvalues, or products."""

@@ -125,7 +125,7 @@ def spectral(shapes: Shapes, make: Callable[..., Spectral] = Spectral, ends: str
         (group,) = make([param], structure=structure).param_groups
         candidate = candidate_of(group, param)
         products, state, size = candidate.costs
-        units.append(Unit(candidate.layout.pieces, products, state, size))
+        units.append(Unit(candidate.plan.slices, products, state, size))
     return units
 
 

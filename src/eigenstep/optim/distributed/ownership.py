@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..layout import Layout
+from ..layout import Plan
 
 OFF = "or pass distributed=False to step all parameters on every rank"
 
@@ -50,21 +50,21 @@ class Candidate:
     """A parameter that needs owners."""
 
     param: Tensor
-    layout: Layout  # of the whole parameter
-    costs: tuple[float, ...]  # operations, bytes of state, ... of stepping one piece; each is balanced over the ranks
+    plan: Plan  # of the whole parameter
+    costs: tuple[float, ...]  # operations, bytes of state, ... of stepping one slice; each is balanced over the ranks
     wide: torch.dtype  # number format of its steps
     description: tuple[Any, ...]  # what ``describe`` says of it
 
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive pieces of a parameter, which one rank steps."""
+    """Consecutive slices of a parameter, which one rank steps."""
 
     owner: int  # the rank
-    start: int  # first piece
-    stop: int  # one after the last piece
+    start: int  # first slice
+    stop: int  # one after the last slice
     box: Box  # where they are in the parameter
-    layout: Layout  # how this box is laid out
+    plan: Plan  # how this box is laid out
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Member:
     param: Tensor
     wide: torch.dtype  # number format of its steps
     boxes: list[Box]  # what each rank holds
-    parts: list[Part]  # what is stepped where, in the order of the pieces
+    parts: list[Part]  # what is stepped where, in the order of the slices
 
     @cached_property
     def holders(self) -> dict[Box, list[int]]:
@@ -120,17 +120,13 @@ def balance(tasks: Sequence[tuple[int, Sequence[float]]], loads: Any, ranks: int
     return counts, loads
 
 
-def parts_of(layout: Layout, counts: Sequence[int]) -> list[Part]:
-    """Cut a parameter into parts, given how many pieces each rank gets: one all of them, if they are no slices."""
-    parts, start, axis = [], 0, layout.cut_axis
+def parts_of(plan: Plan, counts: Sequence[int]) -> list[Part]:
+    """Cut a parameter into parts, given how many slices each rank gets."""
+    parts, start = [], 0
     for owner, count in enumerate(counts):
         if count:
-            low, high = [0] * len(layout.shape), list(layout.shape)
-            if axis is not None and count != layout.pieces:
-                width = layout.shape[axis] // layout.pieces
-                low[axis], high[axis] = start * width, (start + count) * width
-            box = Box(tuple(low), tuple(high))
-            parts.append(Part(owner, start, start + count, box, layout.part(start, start + count)))
+            low, high, own = plan.part(start, start + count)
+            parts.append(Part(owner, start, start + count, Box(low, high), own))
             start += count
     return parts
 

@@ -14,7 +14,7 @@ their way. All ranks call the same collectives in the same order, which follows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..inspect import candidate_of
-from ..layout import Layout
+from ..layout import Plan
 from ..options import GO, initial_state
 from ..state import State
 from . import agreement
@@ -89,7 +89,7 @@ class Sharding:
         if verdict == GO:
             for group in groups:
                 for param in candidates.keys() & set(group["params"]):
-                    own = states[param] or initial_state(group, param, self.layout(param))
+                    own = states[param] or initial_state(group, param, self.plan(param))
                     states[param].update(self.own_state(own, param, name(param)))
         return work, samples, verdict
 
@@ -130,27 +130,27 @@ class Sharding:
                 self._team_of[param] = self._teams.setdefault(ranks, Team(ranks))
         return sorted(self._teams.values(), key=Team.place)
 
-    def part(self, param: Tensor) -> tuple[int, int, Layout]:
-        """Return what this rank steps of a parameter: its first piece, the number of all pieces, and the layout."""
+    def units(self, param: Tensor) -> tuple[int, int, Plan]:
+        """Return what this rank steps of a parameter: its first unit, the number of all units, and the layout."""
         team, member = self._members[param]
-        mine = [(part.start, part.layout) for part in member.parts if part.owner == team.rank]
-        start, layout = mine[0] if mine else (0, member.parts[0].layout.part(0, 0))
-        return start, member.parts[-1].stop, layout
+        mine = [(part.start, part.plan) for part in member.parts if part.owner == team.rank]
+        start, plan = mine[0] if mine else (0, member.parts[0].plan.part(0, 0)[2])
+        return start * plan.grain, member.parts[-1].stop * plan.grain, plan
 
-    def layout(self, param: Tensor) -> Layout:
+    def plan(self, param: Tensor) -> Plan:
         """Return how this rank's part of a parameter is laid out."""
-        return self.part(param)[2]
+        return self.units(param)[2]
 
     def own_state(self, state: Mapping[str, Tensor], param: Tensor, name: str) -> State:
-        """Return the state of the pieces of a parameter that are stepped here, with the same names on all ranks."""
-        start, total, layout = self.part(param)
-        return {key: own_part(tensor, start, layout.pieces, total, name) for key, tensor in state.items()}
+        """Return the state of the units of a parameter that are stepped here, with the same names on all ranks."""
+        start, total, plan = self.units(param)
+        return {key: own_part(tensor, start, plan.units, total, name) for key, tensor in state.items()}
 
     def step(
         self,
         params: Sequence[Tensor],
         arranged: Callable[..., Any],
-        compute: Callable[..., list[Tensor]],
+        compute: Callable[..., Iterable[tuple[list[Tensor], list[Tensor]]]],
         apply: Apply,
     ) -> None:
         """Step parameters.
@@ -158,15 +158,14 @@ class Sharding:
         Args:
             params: those that have gradients.
             arranged: puts parameters into stacks, given a number that tells rounds apart.
-            compute: computes the steps of a stack, given gradients.
+            compute: computes the steps of stacks, given gradients by parameter, and gives out what is complete.
             apply: moves tensors along steps.
         """
 
         def directions(own: list[Tensor], gradients: list[Tensor], tag: int) -> list[Tensor]:
             given, found = dict(zip(own, gradients, strict=True)), dict[Tensor, Tensor]()
-            for stack in arranged(own, tag):
-                steps = compute(stack, [given.pop(param) for param in stack.params])
-                found.update(zip(stack.params, steps, strict=True))
+            for complete, steps in compute(stacks=arranged(own, tag), gradients=given):
+                found.update(zip(complete, steps, strict=True))
             return [found[param] for param in own]
 
         teams: dict[Team, list[Member]] = {}
@@ -212,15 +211,10 @@ class Team:
 
     def admit(self, candidates: Sequence[Candidate], boxes: Sequence[list[Box]]) -> list[Member]:
         """Choose owners of more parameters, given what each rank holds, and what it has to do already."""
-        together = [1 if c.layout.cut_axis is not None else c.layout.pieces for c in candidates]
-        tasks = [
-            (c.layout.pieces // unit, [unit * cost for cost in c.costs])
-            for c, unit in zip(candidates, together, strict=True)
-        ]
-        counts, self._loads = balance(tasks, self._loads, self.size)
+        counts, self._loads = balance([(c.plan.slices, c.costs) for c in candidates], self._loads, self.size)
         return [
-            Member(c.param, c.wide, held, parts_of(c.layout, [unit * number for number in count]))
-            for c, unit, held, count in zip(candidates, together, boxes, counts, strict=True)
+            Member(c.param, c.wide, held, parts_of(c.plan, count))
+            for c, held, count in zip(candidates, boxes, counts, strict=True)
         ]
 
     def step(self, members: Sequence[Member], directions: Directions, apply: Apply) -> None:
@@ -252,7 +246,7 @@ class Team:
         rounds: list[tuple[bool, list[Member]]] = []
         for (replicated, *_), found in kinds.items():
             left = 0
-            for member in sorted(found, key=lambda m: m.parts[0].layout.key):
+            for member in sorted(found, key=lambda m: m.parts[0].plan.key):
                 size = member.param.numel() * member.wide.itemsize
                 if size > left:
                     rounds.append((replicated, []))

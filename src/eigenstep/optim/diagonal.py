@@ -1,0 +1,195 @@
+"""Parameters without a basis: AdamW's rule, for all of a group in a few calls.
+
+Adam's two averages are kept with their bias corrected, so that the correction is a rate that falls::
+
+    m <- m + w1 (g - m),   v <- v + w2 (g^2 - v),   w = (1 - beta) / (1 - beta^t),   step = m / (sqrt(v) + eps)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .state import State
+from .user_curvature import padded
+
+if TYPE_CHECKING:
+    from .stacks import Member
+
+Gradients = Mapping[Tensor, Any]
+Counts = dict[tuple[Tensor, int], int]
+"""How many steps were taken, for a parameter and the number of one of its layouts."""
+CHUNK = 2**18
+"""On a CPU, so many entries are stepped at a time: what is computed on the way then stays in its cache."""
+
+
+class Diagonals:
+    """Parameters without bases, of one number format and device, in flat tensors: many small ones share one."""
+
+    def __init__(self, members: Sequence[Member], states: Mapping[Tensor, State], counts: Counts) -> None:
+        """Gather the parameters' states, and leave views of what is gathered with each.
+
+        Args:
+            members: the parameters and their layouts.
+            states: the optimizer's state, one dictionary for each parameter.
+            counts: how many steps some parameters have taken, as far as that is known without asking the device.
+        """
+        keys = [(member.param, member.part) for member in members]
+        if not counts.keys() >= set(keys):
+            known = torch.stack([states[member.param]["step" + member.suffix][0] for member in members]).tolist()
+            counts.update(zip(keys, map(int, known), strict=True))
+        self._flats: list[_Flat] = []
+        for count in sorted({counts[key] for key in keys}):
+            some: list[Member] = []
+            room = CHUNK
+            for key, member in zip(keys, members, strict=True):
+                if counts[key] == count:
+                    size = states[member.param]["second_moment" + member.suffix].numel()
+                    if some and size > room:
+                        self._flats.append(_Flat(some, states, counts))
+                        some, room = [], CHUNK
+                    some.append(member)
+                    room -= size
+            self._flats.append(_Flat(some, states, counts))
+        self.members = [member for flat in self._flats for member in flat.members]
+
+    def step(self, group: Mapping[str, Any], gradients: Gradients, samples: Mapping[Tensor, Tensor]) -> bool:
+        """Move the parameters without making steps first, if that is possible, and tell whether it was.
+
+        Args:
+            group: the options.
+            gradients: those of these parameters, and maybe others.
+            samples: for some parameters, vectors whose squares replace those of the gradient, on the last axis.
+        """
+        lr, wide = group["lr"], self._flats[0].state["step"].dtype
+        params = [member.param for member in self.members if not member.suffix]
+        decay = group["weight_decay"]
+        if isinstance(lr, Tensor) or isinstance(decay, Tensor) or group["cautious_weight_decay"]:
+            return False
+        if group["clip"] is not None or len(params) < len(self.members):
+            return False
+        if not all(param.dtype == wide and param.is_contiguous() for param in params):
+            return False
+        for flat in self._flats:
+            whole = [member.param.view(-1) for member in flat.members]
+            for part, numerator, denominator in flat.learn(group, gradients, samples):
+                weights = whole if len(whole) > 1 else [whole[0][part]]
+                sizes = [weight.numel() for weight in weights]
+                fractions = torch.split(numerator, sizes), torch.split(denominator, sizes)
+                if decay:
+                    torch._foreach_mul_(weights, 1 - lr * decay)
+                torch._foreach_addcdiv_(weights, *fractions, lr if group["maximize"] else -lr)
+        return True
+
+    def directions(
+        self, group: Mapping[str, Any], gradients: Gradients, samples: Mapping[Tensor, Tensor]
+    ) -> list[Tensor]:
+        """Return the steps, before the learning rate; the arguments are those of ``step``."""
+        found: list[Tensor] = []
+        for flat in self._flats:
+            parts = [numerator / denominator for _, numerator, denominator in flat.learn(group, gradients, samples)]
+            found += torch.split(torch.cat(parts) if len(parts) > 1 else parts[0], flat.sizes)
+        if group["clip"] is not None:
+            sizes = [x.norm() / x.numel() ** 0.5 for x in found]
+            return [x * (group["clip"] / size.clamp_min(group["clip"])) for x, size in zip(found, sizes, strict=True)]
+        return found
+
+
+class _Flat:
+    """Parameters that have taken equally many steps, and will."""
+
+    def __init__(self, members: list[Member], states: Mapping[Tensor, State], counts: Counts) -> None:
+        self.members, self._counts = members, counts
+        self.sizes = [states[member.param]["second_moment" + member.suffix].numel() for member in members]
+        self.state: State = {}
+        for name in ("step", "momentum", "second_moment"):
+            if name + members[0].suffix in states[members[0].param]:
+                parts = [states[member.param][name + member.suffix] for member in members]
+                self.state[name] = _joined([part.flatten() for part in parts])
+                views = torch.split(self.state[name], [part.numel() for part in parts])
+                for member, part, view in zip(members, parts, views, strict=True):
+                    states[member.param][name + member.suffix] = view.view(part.shape)
+
+    def learn(
+        self, group: Mapping[str, Any], gradients: Gradients, samples: Mapping[Tensor, Tensor]
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Learn from gradients; give out, part by part, the numerators and denominators of the steps."""
+        state, members, params = self.state, self.members, [member.param for member in self.members]
+        weights = self._weights(group["betas"], group["capturable"])
+        cut = [m.plan.split(gradients[m.param], m.part) if m.suffix else gradients[m.param] for m in members]
+        gradient = _joined([x.reshape(-1) for x in cut])
+        vectors = None
+        if not samples.keys().isdisjoint(params):
+            given = padded([samples[p] if p in samples else gradients[p][..., None] for p in params])
+            cut = [m.plan.split(x, m.part) for m, x in zip(members, given, strict=True)]
+            vectors = _joined([x.reshape(-1, x.shape[-1]) for x in cut])
+        step = CHUNK if gradient.device.type == "cpu" and len(params) == 1 else sys.maxsize
+        for start in range(0, len(gradient), step):
+            part = slice(start, start + step)
+            chunk = {name: tensor[part] for name, tensor in state.items() if name != "step"}
+            newest = None if vectors is None else vectors[part]
+            fraction = _learn(gradient[part], newest, chunk, weights, state["step"].dtype, group)
+            yield part, *fraction
+
+    def _weights(self, betas: Sequence[float], capturable: bool) -> list[Any]:
+        """Return the weights of the newest terms of both averages; numbers, unless the host must not know them."""
+        self.state["step"] += 1
+        for member in self.members:
+            self._counts[member.param, member.part] += 1
+        count = self.state["step"][0] if capturable else self._counts[self.members[0].param, self.members[0].part]
+        return [(1 - beta) / (1 - beta**count) for beta in betas]
+
+
+def _learn(
+    gradient: Tensor,
+    vectors: Tensor | None,
+    state: State,
+    weights: Sequence[Any],
+    wide: torch.dtype,
+    group: Mapping[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """Take a gradient into the averages, in place, and return numerator and denominator of the step.
+
+    Args:
+        gradient: flat.
+        vectors: what is squared instead of the gradient, on the last axis.
+        state: the averages.
+        weights: those of the newest terms.
+        wide: number format of the arithmetic.
+        group: the options.
+    """
+    first, second = weights
+    gradient = _within_range(gradient, wide, group)
+    numerator = gradient
+    if "momentum" in state:
+        numerator = state["momentum"].to(wide).lerp_(gradient, first)
+        _keep(state["momentum"], numerator)
+    average = state["second_moment"].to(wide).mul_(1 - group["decay"] * second)
+    for vector in [gradient] if vectors is None else _within_range(vectors, wide, group).unbind(-1):
+        if isinstance(second, Tensor):
+            average.addcmul_(vector * second, vector)
+        else:
+            average.addcmul_(vector, vector, value=second)
+    _keep(state["second_moment"], average)
+    root = average.sqrt() if group["root"] == 2 else average.pow(1 / group["root"])
+    return numerator, root.add_(max(group["eps"], torch.finfo(wide).tiny))
+
+
+def _keep(old: Tensor, new: Tensor) -> None:
+    if old.dtype != new.dtype:  # otherwise they are the same tensor
+        old.copy_(new)
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
+def _within_range(x: Tensor, wide: torch.dtype, group: Mapping[str, Any]) -> Tensor:
+    """Return numbers in the format of the arithmetic, cut where squares could overflow; zero for what is none."""
+    most = torch.finfo(wide).max ** 0.5 / 16
+    x = x.nan_to_num(0.0, 0.0, 0.0) if group["nonfinite"] == "ignore" else x
+    return x.to(wide).clamp(-most, most)
