@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from .core.extras import require
+from .core.result import require
 
 
 def figure(columns: int = 1, rows: int = 1, width: float = 5.5, height: float = 3.8) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eigenstep import __version__
-from eigenstep.core.extras import MissingPackage
+from eigenstep.core.result import MissingPackage
 
 from . import cpu
 from .console import UserError, check_place, explain

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_function, check_number, check_size
-from ..core.extras import bar
 from ..core.matrices import SPD
-from ..core.result import RUNNING, Ending, Result
+from ..core.result import RUNNING, Ending, Result, bar
 from .estimates import Estimate, combine
 from .gaussian import Gaussian, NotPositiveDefinite, Parameters, average, longest_step, tangent_vector
 from .models import NotFinite, Target

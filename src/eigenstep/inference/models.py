@@ -77,6 +77,7 @@ class Supervised:
         blocks = as_blocks(points, "points")
         count, examples = len(next(iter(blocks.values()))), len(self.inputs)
         pairs = torch.arange(count * examples, dtype=self.inputs.dtype, device=self.inputs.device)[:, None]
+        targets = self.targets.repeat(count, *[1] * (self.targets.ndim - 1))
 
         def curvature(name: str) -> OuterProducts:
             def predict(shift: Tensor, pair: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ class Supervised:
                 return self.predict(unwrap({**at, name: at[name] + shift}), self.inputs[example][0])
 
             # All pairs of parameters and examples count as examples here.
-            mean = gauss_newton(predict, self.loss, torch.zeros_like(blocks[name][0]), pairs, self._repeat(count))
+            mean = gauss_newton(predict, self.loss, torch.zeros_like(blocks[name][0]), pairs, targets)
             return OuterProducts(mean.vectors * (self.weight * examples) ** 0.5)
 
         return _like(points, {name: curvature(name) for name in blocks})
@@ -102,9 +103,6 @@ class Supervised:
             for name, each in as_blocks(gradients, "gradients").items()
         }
         return _like(points, scaled)
-
-    def _repeat(self, count: int) -> Tensor:
-        return self.targets.repeat(count, *[1] * (self.targets.ndim - 1))
 
     def minibatches(self, size: int, seed: int = 0) -> Callable[[Parameters], Tensor]:
         """Return an unbiased, random stand-in for this model: every call draws ``size`` examples anew.

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..core.checks import check_beside, check_finite, check_function, check_number, check_size, choose, describe
-from ..core.extras import bar
 from ..core.matrices import SPD
-from ..core.result import RUNNING, Ending, Result
+from ..core.result import RUNNING, Ending, Result, bar
 from .blocks import Euclidean
 from .directions import METHODS, Direction
 from .line_search import LineSearch, fixed_steps

@@ -45,7 +45,7 @@ class Objective:
         """Compute the value, in a way that the gradient can follow."""
         leaves = point.leaves(self._direct(point))
         with torch.enable_grad():
-            output = self.fun(self._matrix(point, leaves), *point.split_others(leaves))
+            output = self.fun(self._matrix(point, leaves), *leaves[len(leaves) - len(point.others) :])
         self.nfev += 1
         if not isinstance(output, Tensor) or output.numel() != 1 or not output.requires_grad or output.is_complex():
             found = describe(output) + (f" of shape {tuple(output.shape)}" if isinstance(output, Tensor) else "")

@@ -101,10 +101,6 @@ class Point:
         ]
         return TangentView(self.S, tangents, log_scale)
 
-    def split_others(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """Return those of the leaves that are Euclidean tensors."""
-        return [leaf for block, leaf in zip(self.blocks, leaves, strict=True) if isinstance(block, Euclidean)]
-
     def length(self, step: Tensor) -> float:
         """Return by how much a step changes the logarithms of eigenvalues at most."""
         return max(block.length(part).item() for block, part in self._split(step))

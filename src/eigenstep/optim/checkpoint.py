@@ -81,20 +81,15 @@ def read(
     if strange := saved_state.keys() - seen:
         raise ValueError(f"state_dict has state for {min(map(str, strange))}, which is in none of its parameter groups")
     if sharding is not None:
-        _check_same_layout(new_groups, groups)
+        for index, (new, old) in enumerate(zip(new_groups, groups, strict=True)):
+            if fixed({**old, **new}) != fixed(old):
+                raise ValueError(
+                    f"state_dict does not fit: {', '.join(LAYOUT)} of group {index} cannot change while ranks share "
+                    "the work; make a new optimizer with those of the checkpoint"
+                )
         found.update({p: sharding.own_state(own, p, name(p)) for p, own in found.items() if p in sharding})
     states = {p: {key: value.to(p.device, copy=True) for key, value in own.items()} for p, own in found.items()}
     return new_groups, states
-
-
-def _check_same_layout(saved: Sequence[Mapping[str, Any]], groups: Groups) -> None:
-    """Raise unless parameters are laid out as before; while ranks share the work, nothing else is possible."""
-    for index, (new, old) in enumerate(zip(saved, groups, strict=True)):
-        if fixed({**old, **new}) != fixed(old):
-            raise ValueError(
-                f"state_dict does not fit: {', '.join(LAYOUT)} of group {index} cannot change while ranks share the "
-                "work; make a new optimizer with those of the checkpoint"
-            )
 
 
 def check_outline(state_dict: Any) -> tuple[list[dict[str, Any]], dict[Any, Any]]:

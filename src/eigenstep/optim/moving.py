@@ -10,13 +10,9 @@ from torch import Tensor
 
 
 def move(group: Mapping[str, Any], params: list[Tensor], directions: list[Tensor], seed: int | None = None) -> None:
-    """Move parameters.
+    """Move parameters in place along, or against, directions before the learning rate, which are used up.
 
-    Args:
-        group: their options.
-        params: tensors, changed in place.
-        directions: where to, or against which, before the learning rate; used up.
-        seed: of the random numbers of stochastic rounding; by default torch's global generator makes them.
+    The random numbers of stochastic rounding have a seed, or come from torch's global generator.
     """
     lr, weight_decay = group["lr"], group["weight_decay"]
     lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
@@ -43,13 +39,7 @@ def _decaying(param: Tensor, step: Tensor, cautious: bool) -> Tensor:
 
 
 def add_stochastically(param: Tensor, addend: Tensor, generator: torch.Generator | None = None) -> None:
-    """Add to a bfloat16 tensor in place, rounding up or down at random with the right mean.
-
-    Args:
-        param: bfloat16 tensor, changed in place.
-        addend: tensor of the same shape.
-        generator: where the random numbers come from; by default from torch's global generator.
-    """
+    """Add to a bfloat16 tensor in place, rounding up or down at random with the right mean."""
     exact = (param.float() + addend).float()
     # bfloat16 is the upper half of float32: adding random lower bits before cutting them off rounds at random.
     noise = torch.randint(1 << 16, exact.shape, generator=generator, dtype=torch.int32, device=exact.device)

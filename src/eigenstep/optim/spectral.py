@@ -20,8 +20,7 @@ from .diagonal import Diagonals
 from .distributed.ownership import OFF, wanted
 from .distributed.rounds import local_gradient
 from .distributed.sharding import Sharding
-from .inspect import Summary, name_of, spectra_of, summary_of
-from .metrics import Sizes, metrics_of, note
+from .inspect import Sizes, Summary, metrics_of, name_of, note, spectra_of, summary_of
 from .moving import move
 from .options import GO, RAISE, SKIP
 from .stacks import Stack, Stacks, complete

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..core.arguments import check_function, check_number
-from ..core.extras import bar
 from ..core.numpy_twin import Array
-from ..core.result import Result
+from ..core.result import Result, bar
 from .inputs import Point, copy_point, to_number, to_numpy
 from .runs import REASONS
 from .sampling import mean

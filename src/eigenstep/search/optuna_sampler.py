@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.extras import require
 from ..core.numpy_twin import Array
+from ..core.result import require
 from .search import Search
 
 optuna = require("optuna", "optuna")

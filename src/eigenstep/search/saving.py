@@ -46,12 +46,13 @@ class Asked:
 
 def save(search: Search) -> dict[str, Any]:
     """Return everything that changes during a search."""
-    asked, best_x = search._asked, search.best_x
+    asked, best_x, restarts = search._asked, search.best_x, search._restarts
+    memory = _entries(restarts) if is_dataclass(restarts) else {}  # a plain function has none
     return {
-        "distribution": _entries(search.distribution, "method"),
+        "distribution": _entries(search.distribution),
         "rng": search._rng.bit_generator.state,
         "present": asdict(search._present),
-        "restarts": None if search._restarts is None else _memory(search._restarts),
+        "restarts": None if restarts is None else memory,
         "progress": asdict(search._progress),
         "noise": None if search.noise is None else asdict(search.noise),
         "history": search.history.as_dict(),
@@ -76,7 +77,7 @@ def restore(search: Search, state: Mapping[str, Any]) -> None:
 
 def _read(search: Search, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes that a search gets from a state."""
-    own, loaded = _entries(search.distribution, "method"), state["distribution"]
+    own, loaded = _entries(search.distribution), state["distribution"]
     if set(loaded) != set(own) or np.shape(loaded["mean"]) != (search.dimension,):
         raise ValueError("state_dict is of a search with another method or dimension: start with the same arguments")
     if (state["restarts"] is None) != (search._restarts is None) or (state["noise"] is None) != (search.noise is None):
@@ -110,15 +111,9 @@ def _read(search: Search, state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _entries(thing: Any, name: str) -> dict[str, Any]:
+def _entries(thing: Any) -> dict[str, Any]:
     """Return the entries of a dataclass, without copying them."""
     if not is_dataclass(thing):
-        raise TypeError(
-            f"state_dict needs a {name} that makes dataclasses, got {type(thing).__name__}: pickle the search instead"
-        )
+        got = type(thing).__name__
+        raise TypeError(f"state_dict needs a method that makes dataclasses, got {got}: pickle the search instead")
     return {entry.name: getattr(thing, entry.name) for entry in fields(thing)}
-
-
-def _memory(schedule: Any) -> dict[str, Any]:
-    """Return what a schedule remembers: nothing if it is a plain function."""
-    return _entries(schedule, "schedule") if is_dataclass(schedule) else {}

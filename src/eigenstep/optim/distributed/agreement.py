@@ -84,12 +84,7 @@ def vote(
 ) -> tuple[int, bool]:
     """Return the verdict of all ranks, and whether to vote again; their largest numbers show whether all say the same.
 
-    Args:
-        verdict: this rank's own.
-        again: whether this rank may hear of more from other ranks later.
-        said: its statement; empty if that was settled before.
-        device: where its tensors are.
-        group: the ranks.
+    ``again`` tells whether this rank may hear of more from others later; what is ``said`` is empty if it was settled.
     """
     numbers: list[int | Tensor] = [verdict, int(again)]
     for name in SENTENCES:
