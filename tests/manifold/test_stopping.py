@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eigenstep.manifold import minimize_spd
-from eigenstep.manifold.blocks import Euclidean
 from eigenstep.manifold.directions import METHODS
 from eigenstep.manifold.objective import Objective, look_ahead
-from eigenstep.manifold.point import Point
+from eigenstep.manifold.point import Euclidean, Point
 
 from .problems import log_det, random_spd
 

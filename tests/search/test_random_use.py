@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from eigenstep.search import METHODS, SCHEDULES, History, Search, minimize, minimize_batch
-from eigenstep.search.inputs import to_numpy
+from eigenstep.search.domain import to_numpy
 
 from .problems import Array, ellipsoid
 

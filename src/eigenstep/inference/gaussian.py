@@ -57,7 +57,9 @@ class Gaussian:
         given = precision if isinstance(precision, Mapping) else dict.fromkeys(means, precision)
         if set(given) != set(means):
             raise ValueError(f"precision must be given for each of {list(means)}, got {list(given)}")
-        return cls(means, {name: _matrix(given[name], tensor, label(name)) for name, tensor in means.items()})
+        return cls(
+            means, {name: _matrix(given[name], tensor, label("precision", name)) for name, tensor in means.items()}
+        )
 
     @property
     def mean(self) -> Parameters:
@@ -122,9 +124,8 @@ class Gaussian:
             raise ValueError(f"parameters must name {list(self.means)}, got {list(points)}")
         for name, mean in self.means.items():
             if points[name].ndim == 0 or points[name].shape[1:] != mean.shape:
-                place = "parameters" if name == ONLY else f"parameters[{name!r}]"
-                wanted = ", ".join(["K", *map(str, mean.shape)])
-                raise ValueError(f"{place} must have shape ({wanted}), got {tuple(points[name].shape)}")
+                wanted, got = ", ".join(["K", *map(str, mean.shape)]), tuple(points[name].shape)
+                raise ValueError(f"{label('parameters', name)} must have shape ({wanted}), got {got}")
             check_beside(points[name], "parameters", mean, "the mean")
         if len({len(tensor) for tensor in points.values()}) > 1:
             raise ValueError("parameters must hold as many entries along the first axis of each tensor")
@@ -145,7 +146,7 @@ def as_blocks(parameters: object, name: str) -> Blocks:
     if not isinstance(parameters, Mapping) or not parameters:
         raise TypeError(f"{name} must be a tensor or a dictionary of tensors, got {type(parameters).__name__}")
     for key, tensor in parameters.items():
-        place = f"{name}[{key!r}]" if key != ONLY else name
+        place = label(name, key)
         check_wide(tensor, place)
         check_finite(tensor, place)
         if tensor.numel() == 0:
@@ -161,9 +162,9 @@ def unwrap(blocks: Blocks) -> Parameters:
     return blocks.get(ONLY, blocks)
 
 
-def label(block: str) -> str:
-    """Name the precision of a block in messages."""
-    return "precision" if block == ONLY else f"precision[{block!r}]"
+def label(name: str, block: str) -> str:
+    """Name what belongs to a block in messages."""
+    return name if block == ONLY else f"{name}[{block!r}]"
 
 
 def _matrix(given: object, mean: Tensor, name: str) -> SPD:

@@ -10,11 +10,10 @@ from torch import Tensor
 from ..core.checks import check_beside, check_finite, check_function, check_number, check_size, choose, describe
 from ..core.matrices import SPD
 from ..core.result import RUNNING, Ending, Result, bar
-from .blocks import Euclidean
 from .directions import METHODS, Direction
 from .line_search import LineSearch, fixed_steps
 from .objective import Objective
-from .point import Point
+from .point import Euclidean, Point
 from .retractions import Retraction
 
 

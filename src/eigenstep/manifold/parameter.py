@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.matrices import SPD, Diagonal, Full
-from .blocks import Block, Matrix, Positive
-from .point import Point
+from .point import Block, Matrix, Point, Positive
 from .retractions import Retraction
 from .tangent_view import TangentView
 

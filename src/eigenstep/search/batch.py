@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..core.arguments import check_function, check_number
 from ..core.numpy_twin import Array
-from .inputs import Form, Point, check_options, check_population, check_start, to_numpy
+from .domain import Form, Point, check_options, check_population, check_start, to_numpy
 from .runs import MAX_CONDITION
 from .sampling import sanitize
 from .spectral import SpectralGaussian, usual_population

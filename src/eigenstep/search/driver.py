@@ -18,7 +18,7 @@ import numpy as np
 from ..core.arguments import check_function, check_number
 from ..core.numpy_twin import Array
 from ..core.result import Result, bar
-from .inputs import Point, copy_point, to_number, to_numpy
+from .domain import Point, copy_point, to_number, to_numpy
 from .runs import REASONS
 from .sampling import mean
 from .search import Search

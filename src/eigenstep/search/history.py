@@ -128,22 +128,22 @@ class History:
 
         drawn, axes = plots.figure(columns=2, rows=2)
         best = np.array(self.best)
-        least = best[np.isfinite(best)].min(initial=np.inf)
-        above = np.array(self.fun) - least
-        values, coordinates, lengths, spread = axes.flat
+        above = np.array(self.fun) - best[np.isfinite(best)].min(initial=np.inf)
+        values, *others = axes.flat
         values.plot(self.nfev, np.abs(self.fun), label="|value|, best of the generation")
         values.plot(self.nfev, np.where(above > 0, above, np.nan), label="value minus the least of all")
         values.plot(self.nfev, self.sigma, label="step size σ")
         values.plot(self.nfev, self.ratio, label="axis ratio")
-        coordinates.plot(self.nfev, np.array(self.mean), linewidth=0.8)
-        lengths.plot(self.nfev, np.array(self.axes), linewidth=0.8)
-        spread.plot(self.nfev, np.array(self.deviations), linewidth=0.8)
-        for ax, title in zip(
-            axes.flat, ("values", "coordinates of the mean", "lengths of the axes", "deviations"), strict=True
-        ):
-            ax.set(title=title, xlabel="evaluations")
-            if ax is not coordinates:
-                ax.set_yscale("log")
+        for ax, vectors in zip(others, (self.mean, self.axes, self.deviations), strict=True):
+            ax.plot(self.nfev, np.array(vectors), linewidth=0.8)
+        titles = {
+            "values": "log",
+            "coordinates of the mean": "linear",
+            "lengths of the axes": "log",
+            "deviations": "log",
+        }
+        for ax, (title, scale) in zip(axes.flat, titles.items(), strict=True):
+            ax.set(title=title, xlabel="evaluations", yscale=scale)
             for at in np.flatnonzero(np.diff(self.run)):
                 ax.axvline(self.nfev[at + 1], color="gray", linestyle=":", linewidth=0.8)
         values.legend(fontsize=7)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.arguments import check_number, check_size, choose
 from ..core.numpy_twin import Array
-from .inputs import check_population
+from .domain import check_population
 from .spectral import Distribution, even
 
 
@@ -18,7 +18,7 @@ class Reason:
     """Why a search ended."""
 
     message: str  # one sentence
-    success: bool  # whether it found what it was looking for
+    success: bool = False  # whether it found what it was looking for
 
 
 REASONS: Mapping[str, Reason] = {
@@ -26,17 +26,15 @@ REASONS: Mapping[str, Reason] = {
     "tolfun": Reason("values differ by less than tolfun, in the population and over time", success=True),
     "tolx": Reason("the standard deviations are all below tolx", success=True),
     "no_effect": Reason("the distribution is so narrow that rounding swallows its samples", success=True),
-    "flat": Reason("values have been equal for many generations", success=False),
-    "stagnation": Reason("values have stopped getting better", success=False),
-    "condition": Reason("the axes of the distribution differ by more than a factor 1e7", success=False),
-    "diverged": Reason(
-        "the distribution has grown ten thousandfold: sigma0 is much too small, or there is no minimum", success=False
-    ),
-    "failed": Reason("no evaluation has given a finite value", success=False),
-    "max_evals": Reason("the allowed evaluations are used up", success=False),
-    "max_iter": Reason("the allowed generations are used up", success=False),
-    "max_seconds": Reason("the allowed time is over", success=False),
-    "interrupted": Reason("interrupted from the keyboard", success=False),
+    "flat": Reason("values have been equal for many generations"),
+    "stagnation": Reason("values have stopped getting better"),
+    "condition": Reason("the axes of the distribution differ by more than a factor 1e7"),
+    "diverged": Reason("the distribution has grown ten thousandfold: sigma0 is much too small, or there is no minimum"),
+    "failed": Reason("no evaluation has given a finite value"),
+    "max_evals": Reason("the allowed evaluations are used up"),
+    "max_iter": Reason("the allowed generations are used up"),
+    "max_seconds": Reason("the allowed time is over"),
+    "interrupted": Reason("interrupted from the keyboard"),
     "callback": Reason("the callback asked to stop", success=True),
 }  # All reasons by name, which is what Search.stop() returns
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
+from .domain import read_vector
 from .history import History
-from .inputs import read_vector
 from .runs import Progress, Start, known_reason
 from .sampling import Reevaluation
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..core.numpy_twin import Array
-from .domain import Domain
+from .domain import Domain, Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
 from .history import History
-from .inputs import Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
 from .runs import Progress, Schedule, Start, find_schedule, known_reason
 from .sampling import Reevaluation, sanitize
 from .saving import Asked, restore, save
