@@ -1,4 +1,7 @@
-"""What happened: a record of each generation that never grows too long, its files, and its picture."""
+"""What happened: a record of each generation that never grows too long, its files, and its picture.
+
+Beside it, what a search has asked for, and its whole state as plain arrays and numbers, and back.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,21 @@ import io
 import math
 import zipfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from copy import copy
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
+from .domain import read_vector
+from .runs import Progress, Start, known_reason
+from .sampling import Reevaluation
+
+if TYPE_CHECKING:
+    from .search import Search
 
 LIMIT = 200  # When there are this many records, every second one is forgotten and half as many are made from then on
 SHOWN = 64  # Of longer vectors, this many evenly spaced entries are recorded
@@ -182,3 +192,103 @@ def thin(vector: Array) -> Array:
     if len(vector) <= SHOWN:
         return vector.copy()
     return vector[np.linspace(0, len(vector) - 1, SHOWN).astype(int)]
+
+
+COUNTS = ("evaluations", "iterations", "failures", "restarts", "best_fun", "_run_start")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One generation."""
+
+    x: Array  # its points, as the user got them, shape (K, d)
+    z: Array  # what the distribution made them of; NaN for points that it did not make
+    plan: NDArray[np.int64] | None  # which of them each evaluation is of, if some are evaluated more than once
+
+    @property
+    def points(self) -> Array:
+        """What to evaluate, as rows."""
+        return self.x if self.plan is None else self.x[self.plan]
+
+    def sources(self, x: Array) -> Array:
+        """Return the ``z`` of points in any order, NaN for unknown ones."""
+        if np.array_equal(x, self.x):
+            return self.z.copy()
+        known = {row.tobytes(): source for row, source in zip(self.x, self.z, strict=True)}
+        missing = np.full(x.shape[1], np.nan)
+        return np.array([known.get(row.tobytes(), missing) for row in x])
+
+
+def save(search: Search) -> dict[str, Any]:
+    """Return everything that changes during a search."""
+    asked, best_x, restarts = search._asked, search.best_x, search._restarts
+    memory = _entries(restarts) if is_dataclass(restarts) else {}  # a plain function has none
+    return {
+        "distribution": _entries(search.distribution),
+        "rng": search._rng.bit_generator.state,
+        "present": asdict(search._present),
+        "restarts": None if restarts is None else memory,
+        "progress": asdict(search._progress),
+        "noise": None if search.noise is None else asdict(search.noise),
+        "history": search.history.as_dict(),
+        "asked": None if asked is None else [asked.x, asked.z, asked.plan],
+        "injected": list(search._injected),
+        "counts": {name: getattr(search, name) for name in COUNTS},
+        "best_x": None if best_x is None else best_x.copy(),
+        "reason": search._reason,
+        "seconds": search.seconds,
+    }
+
+
+def restore(search: Search, state: Mapping[str, Any]) -> None:
+    """Give a search, started with the same arguments, the state that another one had; or leave it as it is."""
+    try:
+        attributes = _read(search, state)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"state_dict is not one of a search, or is damaged ({error!r})") from error
+    for name, value in attributes.items():
+        setattr(search, name, value)
+
+
+def _read(search: Search, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes that a search gets from a state."""
+    own, loaded = _entries(search.distribution), state["distribution"]
+    if set(loaded) != set(own) or np.shape(loaded["mean"]) != (search.dimension,):
+        raise ValueError("state_dict is of a search with another method or dimension: start with the same arguments")
+    if (state["restarts"] is None) != (search._restarts is None) or (state["noise"] is None) != (search.noise is None):
+        raise ValueError("state_dict is of a search with other restarts or noise: start with the same arguments")
+    for name, value in loaded.items():
+        fits = own[name] is None or value is None or np.shape(value) == np.shape(own[name])
+        if not fits or (value is not None and not np.isfinite(value).all()):
+            raise ValueError(f"state_dict is damaged: {name!r} of its distribution has another shape, or is not finite")
+    rng = np.random.default_rng()
+    rng.bit_generator.state = state["rng"]
+    restarts = copy(search._restarts)
+    for name, value in (state["restarts"] or {}).items():
+        setattr(restarts, name, value)
+    lists = {name: list(state["progress"][name]) for name in ("best", "median")}
+    best_x = state["best_x"]
+    return {
+        "distribution": replace(search.distribution, **loaded),  # type: ignore[type-var]
+        "_rng": rng,
+        "_present": Start(**state["present"]),
+        "_restarts": restarts,
+        "_progress": Progress(**{**state["progress"], **lists}),
+        "noise": None if state["noise"] is None else Reevaluation(**state["noise"]),
+        "history": History.from_dict(state["history"]),
+        "_asked": None if state["asked"] is None else Asked(*state["asked"]),
+        "_injected": [read_vector(point, "injected") for point in state["injected"]],
+        **{name: state["counts"][name] + 0 for name in COUNTS},
+        "best_x": None if best_x is None else read_vector(best_x, "best_x"),
+        "_reason": None if state["reason"] is None else known_reason(state["reason"]),
+        "_seconds": float(state["seconds"]),
+        "_clock": None,
+    }
+
+
+def _entries(thing: Any) -> dict[str, Any]:
+    """Return the entries of a dataclass, without copying them."""
+    if not is_dataclass(thing):
+        got = type(thing).__name__
+        raise TypeError(f"state_dict needs a method that makes dataclasses, got {got}: pickle the search instead")
+    return {entry.name: getattr(thing, entry.name) for entry in fields(thing)}

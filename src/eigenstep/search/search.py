@@ -8,10 +8,9 @@ import numpy as np
 
 from ..core.numpy_twin import Array
 from .domain import Domain, Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
-from .history import History
+from .history import Asked, History, restore, save
 from .runs import Progress, Schedule, Start, find_schedule, known_reason
 from .sampling import Reevaluation, sanitize
-from .saving import Asked, restore, save
 from .spectral import Distribution, find_method, usual_population
 
 LONGEST_INJECTION = 2.0
