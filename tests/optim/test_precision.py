@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from eigenstep import Spectral
 from eigenstep.core.maps import orthogonality_defect
 from eigenstep.optim import kernel
-from eigenstep.optim.moving import add_stochastically
+from eigenstep.optim.stacks import add_stochastically
 from eigenstep.optim.state import Rates, Rule, new_state
 
 

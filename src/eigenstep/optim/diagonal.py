@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Gradients = Mapping[Tensor, Any]
 Counts = dict[tuple[Tensor, int], int]
 """How many steps were taken, for a parameter and the number of one of its layouts."""
+RARE = 50
+"""Second moments of embeddings remember so many times longer: their rows get gradients now and then."""
 CHUNK = 2**18
 """On a CPU, so many entries are stepped at a time: what is computed on the way then stays in its cache."""
 
@@ -119,7 +121,8 @@ class _Flat:
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Learn from gradients; give out, part by part, the numerators and denominators of the steps."""
         state, members, params = self.state, self.members, [member.param for member in self.members]
-        weights = self._weights(group["betas"], group["capturable"])
+        beta1, beta2 = group["betas"]
+        weights = self._weights(beta1, beta2, group["capturable"])
         cut = [m.plan.split(gradients[m.param], m.part) if m.suffix else gradients[m.param] for m in members]
         gradient = _joined([x.reshape(-1) for x in cut])
         vectors = None
@@ -135,13 +138,14 @@ class _Flat:
             fraction = _learn(gradient[part], newest, chunk, weights, state["step"].dtype, group)
             yield part, *fraction
 
-    def _weights(self, betas: Sequence[float], capturable: bool) -> list[Any]:
+    def _weights(self, beta1: float, beta2: float, capturable: bool) -> list[Any]:
         """Return the weights of the newest terms of both averages; numbers, unless the host must not know them."""
+        beta2 = 1 - (1 - beta2) / RARE if self.members[0].plan.rare else beta2
         self.state["step"] += 1
         for member in self.members:
             self._counts[member.param, member.part] += 1
         count = self.state["step"][0] if capturable else self._counts[self.members[0].param, self.members[0].part]
-        return [(1 - beta) / (1 - beta**count) for beta in betas]
+        return [(1 - beta) / (1 - beta**count) for beta in (beta1, beta2)]
 
 
 def _learn(

@@ -6,7 +6,7 @@ For loggers there are plain numbers: sizes of gradients, updates and weights, co
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,9 +16,8 @@ from torch import Tensor
 
 from .distributed.ownership import Candidate, describe
 from .distributed.rounds import local
-from .layout import Layout, Plan
 from .options import initial_state, interval_at, plan_of
-from .stacks import suffix
+from .stacks import Layout, Plan, suffix
 from .state import State
 
 if TYPE_CHECKING:
@@ -246,16 +245,23 @@ Sizes = dict[Tensor, tuple[Tensor, Tensor]]
 """For each parameter the norms of its newest gradient and update, still on the device."""
 
 
-def note(sizes: Sizes, params: Sequence[Tensor], gradients: list[Tensor], directions: list[Tensor], lr: Any) -> None:
-    """Take down the norms of gradients, and of directions times the learning rate."""
-    lengths = (length * lr for length in torch._foreach_norm(directions))
-    sizes.update(zip(params, zip(torch._foreach_norm(gradients), lengths, strict=True), strict=True))
+Steps = Iterator[tuple[list[Tensor], list[Tensor]]]
+"""Parameters, and where they go."""
+
+
+def noted(sizes: Sizes, steps: Steps, gradients: Mapping[Tensor, Tensor], lr: Any) -> Steps:
+    """Take down the norms of gradients, and of directions times the learning rate, on the way."""
+    for params, directions in steps:
+        lengths = (length * lr for length in torch._foreach_norm(directions))
+        norms = torch._foreach_norm([gradients[param] for param in params])
+        sizes.update(zip(params, zip(norms, lengths, strict=True), strict=True))
+        yield params, directions
 
 
 def metrics_of(
     groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, State], sizes: Sizes, skipped: int
 ) -> dict[str, float]:
-    """Return all numbers, with the ``sizes`` that ``note`` took down; they are read from the device in one piece."""
+    """Return all numbers, with the ``sizes`` that ``noted`` took down; they are read from the device in one piece."""
     counts = {"steps": max((group["count"] for group in groups), default=0), "skipped_steps": skipped}
     found: dict[str, Tensor] = {}
     for param in (param for group in groups for param in group["params"] if param.numel()):

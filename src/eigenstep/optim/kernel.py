@@ -80,7 +80,11 @@ def step(
     if "gain" in state:
         _measure_gain(plain, rotated, state, rate)
     del plain  # memory is short while bases turn
-    _average(rotated, state, rule, rates)
+    if "momentum" in state:
+        # If second moments forgot their first terms more than twice as fast, steps would grow where gradients vanish.
+        weight = _rate(rates.beta1, state["step"], max(min(rule.start, 1.0), rule.start / 2))
+        weight = weight.view(-1, *[1] * (rotated.ndim - 1)).to(state["momentum"].dtype)
+        state["momentum"].lerp_(rotated.to(weight.dtype), weight)
     turns: dict[int, Tensor] = {}
     if turn or not rule.eigenvalues_wait:
         samples = rotated[..., None] if curvature is None else rotate(_within_range(curvature, state, bases), bases)
@@ -90,7 +94,7 @@ def step(
     if rule.turn_first:
         rotated = rotate(rotated, turns)
         _turn(turns, bases, state, rule, given, rotated * rate.sqrt().view(-1, *[1] * (rotated.ndim - 1)))
-    direction = _precondition(_direction(rotated, state, rule, rates), state, rule)
+    direction = _precondition(rotated, state, rule, rates)
     del rotated
     direction = rotate(direction, bases, back=True)
     if rule.root != 2:  # steps are of any size: not beyond what weights can hold
@@ -133,27 +137,6 @@ def _measure_gain(plain: Tensor, rotated: Tensor, state: State, rate: Tensor) ->
     # Of zero gradients, or sums beyond the number format, nothing is learned.
     gain = torch.where(gain.isfinite(), gain, state["gain"]).clamp_min(1.0)
     state["gain"].lerp_(gain, rate)
-
-
-def _average(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> None:
-    """Take a gradient in the eigenbasis into the momentum."""
-    if "momentum" not in state:
-        return
-    momentum = state["momentum"]
-    # If second moments forgot their first terms more than twice as fast, steps would grow where gradients vanish.
-    start = max(min(rule.start, 1.0), rule.start / 2)
-    weight = _rate(rates.beta1, state["step"], start).view(-1, *[1] * (rotated.ndim - 1))
-    momentum.lerp_(rotated.to(momentum.dtype), weight.to(momentum.dtype))
-
-
-def _direction(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
-    """Return the momentum, with some more weight on the newest gradient; without momentum, that gradient."""
-    if "momentum" not in state:
-        return rotated
-    momentum = state["momentum"].to(rotated.dtype)
-    if not rule.nesterov:
-        return momentum
-    return momentum.lerp(rotated, 1 - rates.beta1 if rule.nesterov is True else rule.nesterov)
 
 
 def _whiten(samples: Tensor, state: State, rule: Rule, rates: Rates) -> tuple[Tensor, Tensor]:
@@ -327,8 +310,15 @@ def _turn(
             state["second_moment"].copy_(torch.maximum(state["second_moment"], (moment / scale).square_()))
 
 
-def _precondition(direction: Tensor, state: State, rule: Rule) -> Tensor:
-    """Divide by the eigenvalues of the stack to the power ``1/p``; all zero as long as no curvature was seen."""
+def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
+    """Return the step in the eigenbasis, all zero as long as no curvature was seen.
+
+    It is the momentum, with some more weight on the newest gradient, or that gradient alone if there is no momentum,
+    divided by the eigenvalues to the power ``1/p``.
+    """
+    direction = state["momentum"].to(rotated.dtype) if "momentum" in state else rotated
+    if rule.nesterov and "momentum" in state:
+        direction = direction.lerp(rotated, 1 - rates.beta1 if rule.nesterov is True else rule.nesterov)
     if "second_moment" in state:
         spectrum = state["second_moment"].to(direction.dtype)
     else:

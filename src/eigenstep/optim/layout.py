@@ -4,145 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from torch import Tensor
+from .stacks import Layout, Plan, Range
 
 STRUCTURES = ("auto", "kronecker", "axes", "full", "diagonal")
 MOST_AXES = 8
 """As many axes as the arithmetic has letters for."""
 SMALLEST_EXPERT = 16
 """A tensor with three axes is a stack of matrices if both their sides are so long; those of convolutions are not."""
-VOCABULARY, SLENDER = 30_000, 4.0
-"""A side this long, and this many times longer than the other, is that of an embedding: its rows are seen too rarely,
-and are too many, for a basis."""
+MANY_ROWS, SLENDER, LEAST_WIDTH = 1024, 16, 32
+"""A side this long, and this many times longer than the other, which has this length or more, is that of an embedding:
+its rows are seen too rarely, and are too many, for a basis. Low-rank adapters are narrower."""
 MOST_SLICES = 64
 """A diagonal parameter is cut into at most so many slices, which ranks may share."""
-
-Range = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A rectangle of a matrix, or a whole tensor, as one stack element of shape ``(blocks, *sizes)``.
-
-    Attributes:
-        rows: first row and the one after the last.
-        cols: the same for columns.
-        transposed: whether the rectangle is laid out transposed, so that tall and wide ones share a stack.
-        blocks: number of blocks of the longer side; they share the factor of the shorter.
-        sizes: sizes of the axes of one block.
-        full: for each axis, whether it has a basis.
-    """
-
-    rows: Range
-    cols: Range
-    transposed: bool
-    blocks: int
-    sizes: tuple[int, ...]
-    full: tuple[bool, ...]
-
-    @property
-    def key(self) -> tuple[int, tuple[int, ...], tuple[bool, ...]]:
-        """What must agree for two rectangles to be stacked."""
-        return self.blocks, self.sizes, self.full
-
-    @property
-    def diagonal(self) -> bool:
-        """Whether there is neither a basis nor more than one axis."""
-        return self.full == (False,)
-
-    def split(self, matrices: Tensor) -> Tensor:
-        """Cut the rectangle out of matrices ``(units, rows, cols, ...)``, as ``(units, blocks, *sizes, ...)``."""
-        cut = matrices[:, slice(*self.rows), slice(*self.cols)]
-        cut = cut.transpose(1, 2) if self.transposed else cut
-        return cut.reshape(len(cut), self.blocks, *self.sizes, *cut.shape[3:])
-
-    def join(self, stack: Tensor) -> Tensor:
-        """Undo ``split``: return the rectangles, ``(units, rows, cols)``."""
-        height, width = self.rows[1] - self.rows[0], self.cols[1] - self.cols[0]
-        if self.transposed:
-            return stack.reshape(-1, width, height).transpose(1, 2)
-        return stack.reshape(-1, height, width)
-
-    def describe(self) -> str:
-        """Say what the structure is, for people."""
-        names = [f"{n}" if full else f"diag {n}" for n, full in zip(self.sizes, self.full, strict=True)]
-        if self.blocks > 1:
-            names[0] = f"{self.blocks} blocks of {names[0]}"
-        return " x ".join(names)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A parameter as ``units`` equal and independent matrices or tensors, and each of them as rectangles.
-
-    Attributes:
-        shape: the parameter's own shape.
-        units: how many there are.
-        axis: axis of the parameter along which they lie.
-        grain: how many of them lie at one index of this axis, if several axes count them; otherwise 1.
-        matrix: rows and columns of a unit.
-        layouts: the rectangles that make up a unit.
-    """
-
-    shape: tuple[int, ...]
-    units: int
-    axis: int
-    grain: int
-    matrix: tuple[int, int]
-    layouts: tuple[Layout, ...]
-
-    @property
-    def slices(self) -> int:
-        """Into how many slices the parameter can be cut, so that no unit is cut."""
-        return self.units // self.grain
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What agrees for parameters that can share all their stacks."""
-        return tuple(layout.key for layout in self.layouts)
-
-    def part(self, start: int, stop: int) -> tuple[tuple[int, ...], tuple[int, ...], Plan]:
-        """Return where the slices ``start`` to ``stop`` begin and end in the parameter, and how they are laid out."""
-        low, high = [0] * len(self.shape), list(self.shape)
-        if self.shape and stop - start != self.slices:
-            width = self.shape[self.axis] // self.slices
-            low[self.axis], high[self.axis] = start * width, stop * width
-        shape = tuple(b - a for a, b in zip(low, high, strict=True))
-        return tuple(low), tuple(high), replace(self, shape=shape, units=(stop - start) * self.grain)
-
-    def matrices(self, tensor: Tensor) -> Tensor:
-        """Lay out a tensor of the parameter's shape, plus any trailing axis, as ``(units, rows, cols, ...)``."""
-        rows, cols = self.matrix
-        extra = tensor.shape[len(self.shape) :]
-        if self.axis == 1:
-            return tensor.reshape(rows, self.units, cols, *extra).movedim(1, 0)
-        return tensor.reshape(self.units, rows, cols, *extra)
-
-    def split(self, tensor: Tensor, index: int) -> Tensor:
-        """Lay out one rectangle of every unit as a stack ``(units, blocks, *sizes)``, plus any trailing axis."""
-        return self.layouts[index].split(self.matrices(tensor))
-
-    def join(self, stacks: Sequence[Tensor]) -> Tensor:
-        """Undo ``split``, given the stacks of all rectangles."""
-        parts = [layout.join(stack) for layout, stack in zip(self.layouts, stacks, strict=True)]
-        whole = parts[0]
-        if len(parts) > 1:
-            whole = whole.new_empty(self.units, *self.matrix)
-            for layout, part in zip(self.layouts, parts, strict=True):
-                whole[:, slice(*layout.rows), slice(*layout.cols)] = part
-        return (whole.movedim(0, 1) if self.axis == 1 else whole).reshape(self.shape)
-
-    def describe(self) -> str:
-        """Say what the structure is, for people."""
-        if self.layouts[0].diagonal:
-            return f"diag {math.prod(self.shape)}"
-        counts = Counter(layout.describe() for layout in self.layouts)
-        texts = [(text, count * self.units) for text, count in counts.items()]
-        return " and ".join(text if count == 1 else f"{count} times ({text})" for text, count in texts)
 
 
 def plan(
@@ -178,13 +54,13 @@ def plan(
     grain = units // shape[0] if outer else 1
     matrix = (inner[0], size // inner[0]) if inner else (1, 1)
     max_dim = max_dim or size
-    embedding = structure == "auto" and max(matrix) > max(VOCABULARY, SLENDER * min(matrix))
+    embedding = structure == "auto" and _is_embedding(*sorted(matrix))
     if structure == "full" and size <= max_dim:
         return _whole(shape, units, grain, (size,), (True,))
     if structure == "diagonal" or embedding or min(matrix) == 1:
         most = min(MOST_SLICES, shape[0]) if elementwise and len(shape) > 1 else 1
         units = next(n for n in range(most, 0, -1) if n == 1 or shape[0] % n == 0)
-        return _whole(shape, units, 1, (math.prod(shape) // units,), (False,))
+        return replace(_whole(shape, units, 1, (math.prod(shape) // units,), (False,)), rare=embedding)
     if structure == "axes" and len(inner) > MOST_AXES:
         raise ValueError(
             f'structure="axes" takes at most {MOST_AXES} axes, got a parameter of shape {shape}: give it a group of '
@@ -203,6 +79,10 @@ def plan(
 def _recognized(shape: tuple[int, ...]) -> int:
     """Tell how many of the first axes count matrices: one for stacked experts, none for convolutions and all else."""
     return int(len(shape) == 3 and min(shape[1:]) >= max(SMALLEST_EXPERT, shape[0]) and shape[0] > 1)
+
+
+def _is_embedding(width: int, rows: int) -> bool:
+    return width >= LEAST_WIDTH and rows >= max(MANY_ROWS, SLENDER * width)
 
 
 def _whole(shape: tuple[int, ...], units: int, grain: int, sizes: tuple[int, ...], full: tuple[bool, ...]) -> Plan:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_number
-from .layout import STRUCTURES, Plan, plan
-from .stacks import suffix
+from .layout import STRUCTURES, plan
+from .stacks import Plan, suffix
 from .state import Rates, Rule, State, new_state
 
 Group = Mapping[str, Any]
@@ -287,7 +287,10 @@ def nonfinite(work: Work, samples: Mapping[Tensor, Tensor], gradient: Callable[[
         if samples:
             tensors += [samples[p] for p in params if p in samples]
         # The least and the largest entry show NaN as well, and take one reading of a tensor.
-        ends = [end.to(tensors[0].device) for t in tensors if t.numel() for end in torch.aminmax(t)]
+        ends: list[Tensor] = []
+        for tensor in tensors:
+            if tensor.numel():
+                ends += map(torch.Tensor.to, torch.aminmax(tensor), (tensors[0].device,) * 2)
         bad = ~torch.isfinite(torch.stack(ends)).all() if ends else torch.tensor(False)
         found = bad * (SKIP if group["nonfinite"] == "skip" else RAISE)
         verdict = found if verdict is None else torch.maximum(verdict, found.to(verdict.device))
@@ -318,11 +321,6 @@ def plan_of(group: Group, param: Tensor) -> Plan:
     """Choose the layout of a parameter."""
     options = {name: group[name] for name in LAYOUT}
     return plan(tuple(param.shape), **options, elementwise=group["eigenvalues"] == "corrected")
-
-
-def batched(group: Group) -> bool:
-    """Tell whether same-shaped parameters are stepped together; who asks for a fused step wants that."""
-    return group["foreach"] is not False or bool(group["fused"])
 
 
 def rule_of(group: Group) -> Rule:

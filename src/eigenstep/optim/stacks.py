@@ -1,17 +1,139 @@
-"""What is stepped together: rectangles of one shape, side by side in one tensor, and parameters without bases."""
+"""Parameters as stacks: rectangles of one shape side by side in one tensor, and how their steps move the weights."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .diagonal import Counts, Diagonals
-from .layout import Plan
 from .state import State
 
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A rectangle of a matrix, or a whole tensor, as one stack element of shape ``(blocks, *sizes)``.
+
+    Attributes:
+        rows: first row and the one after the last.
+        cols: the same for columns.
+        transposed: whether the rectangle is laid out transposed, so that tall and wide ones share a stack.
+        blocks: number of blocks of the longer side; they share the factor of the shorter.
+        sizes: sizes of the axes of one block.
+        full: for each axis, whether it has a basis.
+    """
+
+    rows: Range
+    cols: Range
+    transposed: bool
+    blocks: int
+    sizes: tuple[int, ...]
+    full: tuple[bool, ...]
+
+    @property
+    def key(self) -> tuple[int, tuple[int, ...], tuple[bool, ...]]:
+        """What must agree for two rectangles to be stacked."""
+        return self.blocks, self.sizes, self.full
+
+    @property
+    def diagonal(self) -> bool:
+        """Whether there is neither a basis nor more than one axis."""
+        return self.full == (False,)
+
+    def describe(self) -> str:
+        """Say what the structure is, for people."""
+        names = [f"{n}" if full else f"diag {n}" for n, full in zip(self.sizes, self.full, strict=True)]
+        if self.blocks > 1:
+            names[0] = f"{self.blocks} blocks of {names[0]}"
+        return " x ".join(names)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A parameter as ``units`` equal and independent matrices or tensors, and each of them as rectangles.
+
+    Attributes:
+        shape: the parameter's own shape.
+        units: how many there are.
+        axis: axis of the parameter along which they lie.
+        grain: how many of them lie at one index of this axis, if several axes count them; otherwise 1.
+        matrix: rows and columns of a unit.
+        layouts: the rectangles that make up a unit.
+        rare: whether it is an embedding, whose rows get gradients now and then.
+    """
+
+    shape: tuple[int, ...]
+    units: int
+    axis: int
+    grain: int
+    matrix: tuple[int, int]
+    layouts: tuple[Layout, ...]
+    rare: bool = False
+
+    @property
+    def slices(self) -> int:
+        """Into how many slices the parameter can be cut, so that no unit is cut."""
+        return self.units // self.grain
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What agrees for parameters that can share all their stacks."""
+        return tuple(layout.key for layout in self.layouts)
+
+    def part(self, start: int, stop: int) -> tuple[tuple[int, ...], tuple[int, ...], Plan]:
+        """Return where the slices ``start`` to ``stop`` begin and end in the parameter, and how they are laid out."""
+        low, high = [0] * len(self.shape), list(self.shape)
+        if self.shape and stop - start != self.slices:
+            width = self.shape[self.axis] // self.slices
+            low[self.axis], high[self.axis] = start * width, stop * width
+        shape = tuple(b - a for a, b in zip(low, high, strict=True))
+        return tuple(low), tuple(high), replace(self, shape=shape, units=(stop - start) * self.grain)
+
+    def split(self, tensor: Tensor, index: int) -> Tensor:
+        """Lay out one rectangle of every unit as a stack ``(units, blocks, *sizes)``, plus any trailing axis."""
+        (rows, cols), extra = self.matrix, tensor.shape[len(self.shape) :]
+        if self.axis == 1:
+            matrices = tensor.reshape(rows, self.units, cols, *extra).movedim(1, 0)
+        else:
+            matrices = tensor.reshape(self.units, rows, cols, *extra)
+        layout = self.layouts[index]
+        cut = matrices[:, slice(*layout.rows), slice(*layout.cols)]
+        cut = cut.transpose(1, 2) if layout.transposed else cut
+        return cut.reshape(len(cut), layout.blocks, *layout.sizes, *extra)
+
+    def join(self, stacks: Sequence[Tensor]) -> Tensor:
+        """Undo ``split``, given the stacks of all rectangles."""
+        whole = stacks[0].new_empty(self.units, *self.matrix) if len(stacks) > 1 else stacks[0]
+        for layout, stack in zip(self.layouts, stacks, strict=True):
+            height, width = layout.rows[1] - layout.rows[0], layout.cols[1] - layout.cols[0]
+            if layout.transposed:
+                part = stack.reshape(-1, width, height).transpose(1, 2)
+            else:
+                part = stack.reshape(-1, height, width)
+            if len(stacks) == 1:
+                whole = part
+            else:
+                whole[:, slice(*layout.rows), slice(*layout.cols)] = part
+        return (whole.movedim(0, 1) if self.axis == 1 else whole).reshape(self.shape)
+
+    def describe(self) -> str:
+        """Say what the structure is, for people."""
+        if self.layouts[0].diagonal:
+            return f"diag {math.prod(self.shape)}"
+        counts = Counter(layout.describe() for layout in self.layouts)
+        texts = [(text, count * self.units) for text, count in counts.items()]
+        return " and ".join(text if count == 1 else f"{count} times ({text})" for text, count in texts)
+
+
+MOST = 2**22
+"""So many weights are stepped at a time: what is computed on the way takes ten times their memory."""
 Create = Callable[[Tensor, Plan], State]
 """Makes the state of a parameter that has none yet."""
 
@@ -43,7 +165,8 @@ def suffix(plan: Plan, index: int) -> str:
 class Stack:
     """Rectangles of one layout, number format and device, with their state side by side in one tensor per name.
 
-    The optimizer's own ``state[parameter]`` holds views into these tensors, so that checkpoints look as ever.
+    The optimizer's own ``state[parameter]`` holds views into these tensors, so that checkpoints look as ever. Of the
+    stack, the first ``units[0]`` elements are the first member's, and so on.
     """
 
     def __init__(self, members: Sequence[Member], states: Mapping[Tensor, State]) -> None:
@@ -54,25 +177,23 @@ class Stack:
             states: the optimizer's state, one dictionary for each parameter.
         """
         self.members = list(members)
-        self._units = [member.plan.units for member in members]
+        self.units = [member.plan.units for member in members]
         parts = [own_state(states[member.param], member) for member in members]
         self.state: State = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        views = {name: torch.split(tensor, self._units) for name, tensor in self.state.items()}
+        views = {name: torch.split(tensor, self.units) for name, tensor in self.state.items()}
         for at, member in enumerate(members):
             states[member.param].update({name + member.suffix: view[at] for name, view in views.items()})
 
     def gather(self, tensors: Sequence[Tensor]) -> Tensor:
         """Stack one tensor per member, each of its parameter's shape (plus any trailing axis)."""
-        parts = [member.plan.split(x, member.part) for member, x in zip(self.members, tensors, strict=True)]
+        parts = []
+        for member, tensor in zip(self.members, tensors, strict=True):
+            parts.append(member.plan.split(tensor, member.part))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def marked(self, params: Mapping[Tensor, object]) -> list[bool]:
         """Tell of each element of the stack whether its parameter is one of those given."""
-        return [m.param in params for m, units in zip(self.members, self._units, strict=True) for _ in range(units)]
-
-    def parts(self, stacked: Tensor) -> Sequence[Tensor]:
-        """Return what belongs to each member."""
-        return (stacked,) if len(self.members) == 1 else torch.split(stacked, self._units)
+        return [m.param in params for m, units in zip(self.members, self.units, strict=True) for _ in range(units)]
 
 
 def own_state(state: Mapping[str, Tensor], member: Member) -> State:
@@ -100,7 +221,7 @@ def complete(
             parts[index] = found
             if len(parts) == len(plan.layouts):
                 params.append(param)
-                steps.append(plan.join([parts[at] for at in range(len(parts))]))
+                steps.append(plan.join(list(map(parts.__getitem__, range(len(parts))))))
                 del waiting[param]
         if params:
             yield params, steps
@@ -142,9 +263,9 @@ class Stacks:
                 self._counts.update({(param, part): 0 for part in range(len(plan.layouts))})
             for index, layout in enumerate(plan.layouts):
                 adam = "scale" + suffix(plan, index) not in states[param]
-                key: tuple[object, ...] = (adam or layout.key, param.dtype, param.device)
+                key: tuple[object, ...] = (adam or layout.key, plan.rare, param.dtype, param.device)
                 buckets.setdefault(key if together else (*key, id(param)), []).append(Member(param, plan, index))
-        wanted = {_ids(members): members for members in buckets.values()}
+        wanted = {_ids(some): some for members in buckets.values() for some in _portions(members)}
         kept = {_ids(stack.members): stack for stack in self._found}
         for ids, stack in kept.items():
             if ids not in wanted:
@@ -161,5 +282,58 @@ class Stacks:
         return Diagonals(members, states, self._counts) if adam else Stack(members, states)
 
 
+def _portions(members: Sequence[Member]) -> Iterator[list[Member]]:
+    """Cut a list of members so that no part has more than ``MOST`` weights, or it has a single member."""
+    some: list[Member] = []
+    room = 0
+    for member in members:
+        layout = member.plan.layouts[member.part]
+        size = member.plan.units * layout.blocks * math.prod(layout.sizes)
+        if some and size > room and not layout.diagonal:
+            yield some
+            some, room = [], MOST
+        room = (room if some else MOST) - size
+        some.append(member)
+    yield some
+
+
 def _ids(members: Sequence[Member]) -> frozenset[tuple[int, int]]:
     return frozenset((id(member.param), member.part) for member in members)
+
+
+def move(group: Mapping[str, Any], params: list[Tensor], directions: list[Tensor], seed: int | None = None) -> None:
+    """Move parameters in place along, or against, directions before the learning rate, which are used up.
+
+    The random numbers of stochastic rounding have a seed, or come from torch's global generator.
+    """
+    lr, weight_decay = group["lr"], group["weight_decay"]
+    lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
+    weight_decay = weight_decay.reshape(()) if isinstance(weight_decay, Tensor) else weight_decay
+    torch._foreach_mul_(directions, lr if group["maximize"] else -lr)
+    shrink = lr * weight_decay
+    if group["stochastic_rounding"] and params[0].dtype == torch.bfloat16:
+        generator = None if seed is None else torch.Generator(params[0].device).manual_seed(seed)
+        for param, direction in zip(params, directions, strict=True):
+            decay = shrink * _decaying(param, direction, group["cautious_weight_decay"]).float()
+            add_stochastically(param, direction - decay, generator)
+        return
+    if group["cautious_weight_decay"]:
+        for param, direction in zip(params, directions, strict=True):
+            direction.sub_(shrink * _decaying(param, direction, True))
+    elif isinstance(weight_decay, Tensor) or weight_decay:  # the value of a tensor is for the device alone
+        torch._foreach_mul_(params, 1 - shrink)
+    torch._foreach_add_(params, directions)
+
+
+def _decaying(param: Tensor, step: Tensor, cautious: bool) -> Tensor:
+    """Return the parameter, with zeros where the step itself does not lead toward zero if that is asked for."""
+    return torch.where(param * step <= 0, param, 0) if cautious else param
+
+
+def add_stochastically(param: Tensor, addend: Tensor, generator: torch.Generator | None = None) -> None:
+    """Add to a bfloat16 tensor in place, rounding up or down at random with the right mean."""
+    exact = (param.float() + addend).float()
+    # bfloat16 is the upper half of float32: adding random lower bits before cutting them off rounds at random.
+    noise = torch.randint(1 << 16, exact.shape, generator=generator, dtype=torch.int32, device=exact.device)
+    bits = (exact.view(torch.int32) + noise) & -65536
+    param.copy_(bits.view(torch.float32))

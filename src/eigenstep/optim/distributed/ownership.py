@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..layout import Plan
+from ..stacks import Plan
 
 OFF = "or pass distributed=False to step all parameters on every rank"
 

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..inspect import candidate_of
-from ..layout import Plan
 from ..options import GO, initial_state
+from ..stacks import Plan
 from ..state import State
 from . import agreement
 from .ownership import Box, Candidate, Member, balance, check_alike, check_shards, group_of, parts_of
