@@ -104,7 +104,9 @@ class TestContract:
 
     @settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
     @given(
-        options=st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in OTHERS.items()}),
+        options=st.fixed_dictionaries(
+            {}, optional={name: st.sampled_from(values) for name, values in OTHERS.items() if values}
+        ),
         shapes=st.lists(st.lists(st.integers(0, 6), max_size=4).map(tuple), min_size=1, max_size=4),
         dtype=st.sampled_from(DTYPES),
     )

@@ -86,5 +86,5 @@ def test_nothing_is_measured_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -
     param = nn.Parameter(torch.ones(2, 2))
     optimizer = Spectral([param])
     param.grad = torch.ones(2, 2)
-    monkeypatch.setattr("eigenstep.optim.spectral.note", lambda *_: pytest.fail("a norm was computed"))
+    monkeypatch.setattr("eigenstep.optim.spectral.noted", lambda *_: pytest.fail("a norm was computed"))
     optimizer.step()

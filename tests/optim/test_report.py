@@ -131,7 +131,7 @@ class TestLog:
     def test_records_and_draws(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("matplotlib")
         model, log = network(), SpectraLog(points=5)
-        optimizer = Spectral(model.named_parameters())
+        optimizer = Spectral(model.named_parameters(), max_ratio=None)
         train(model, optimizer, 12, log)
         assert log.steps == list(range(1, 13))
         assert list(log.snapshots) == [f"{name}, side {axis}" for name in ("0.weight", "2.weight") for axis in (0, 1)]

@@ -146,5 +146,6 @@ def test_scales_far_apart_stay_positive() -> None:
 def test_roots_of_vanishing_spectra_stay_positive() -> None:
     """And the direction is zero as long as no curvature was seen."""
     state = {"second_moment": tensor(1e-300, 4.0, 0.0).view(3, 1, 1, 1), "scale": tensor(1e-200, 3.0, 0.0)}
-    found = _precondition(LIMITS.tiny * tensor(1.0, 12.0, 1.0).view(3, 1, 1, 1), state, Rule())
+    rates = Rates(*tensor(0.9, 0.95, 0.1, 1e-10))
+    found = _precondition(LIMITS.tiny * tensor(1.0, 12.0, 1.0).view(3, 1, 1, 1), state, Rule(), rates)
     assert found.flatten().tolist() == pytest.approx([1.0, 2 * LIMITS.tiny, 0.0], rel=1e-12, abs=0)

@@ -117,19 +117,23 @@ def bytes_of(state: Mapping[str, Tensor]) -> int:
 
 
 def spectra_of(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, State]) -> dict[str, dict[str, Any]]:
-    """Return eigenvalues, condition number and speed of each axis of all parameters with a basis here, by name."""
+    """Return eigenvalues, condition number and speed of each axis of all parameters with a basis here, by name.
+
+    Where blocks of a side differ in length, each length has an entry of its own, whose name ends with its number.
+    """
     spectra = {}
     for param in (param for group in groups for param in group["params"]):
         state = states.get(param, {})
-        if any(name.startswith("basis") and len(basis) for name, basis in state.items()):
-            found: dict[str, Any] = {"scale": state["scale"].double().square()}
-            for axis in sorted(int(name.removeprefix("eigs_")) for name in state if name.startswith("eigs_")):
-                eigs = state[f"eigs_{axis}"].flatten(1)
+        ends = sorted(name.removeprefix("scale") for name in state if name.startswith("scale"))
+        for end in ends if any(name.startswith("basis") and len(basis) for name, basis in state.items()) else []:
+            found: dict[str, Any] = {"scale": state[f"scale{end}"].double().square()}
+            for axis in range(sum(name.startswith("eigs_") and name.endswith(end) for name in state)):
+                eigs = state[f"eigs_{axis}{end}"].flatten(1)
                 found[f"eigenvalues_{axis}"] = eigs.sort(descending=True).values
                 found[f"condition_{axis}"] = eigs.amax(-1) / eigs.amin(-1)
-                if f"speed_{axis}" in state:
-                    found[f"speed_{axis}"] = torch.as_tensor(state[f"speed_{axis}"]).clone()
-            spectra[name_of(param, groups)] = found
+                if f"speed_{axis}{end}" in state:
+                    found[f"speed_{axis}"] = state[f"speed_{axis}{end}"].clone()
+            spectra[name_of(param, groups) + end] = found
     return spectra
 
 

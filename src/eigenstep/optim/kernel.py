@@ -98,7 +98,8 @@ def step(
     del rotated
     direction = rotate(direction, bases, back=True)
     if rule.root != 2:  # steps are of any size: not beyond what weights can hold
-        direction = direction.clamp(-largest(gradient.dtype), largest(gradient.dtype))
+        most = min(largest(gradient.dtype), largest(direction.dtype))
+        direction = direction.clamp(-most, most)
     if not rule.turn_first:
         _turn(turns, bases, state, rule, given)
     if rule.grafting is not None or rule.clip is not None:

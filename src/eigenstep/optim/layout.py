@@ -15,8 +15,8 @@ MOST_AXES = 8
 SMALLEST_EXPERT = 16
 """A tensor with three axes is a stack of matrices if both their sides are so long; those of convolutions are not."""
 MANY_ROWS, SLENDER, LEAST_WIDTH = 1024, 16, 32
-"""A side this long, and this many times longer than the other, which has this length or more, is that of an embedding:
-its rows are seen too rarely, and are too many, for a basis. Low-rank adapters are narrower."""
+"""A matrix with so many rows, so many times its columns, of which it has so many or more, is an embedding: its rows are
+seen too rarely, and are too many, for a basis. Low-rank adapters are narrower."""
 MOST_SLICES = 64
 """A diagonal parameter is cut into at most so many slices, which ranks may share."""
 
@@ -54,7 +54,7 @@ def plan(
     grain = units // shape[0] if outer else 1
     matrix = (inner[0], size // inner[0]) if inner else (1, 1)
     max_dim = max_dim or size
-    embedding = structure == "auto" and _is_embedding(*sorted(matrix))
+    embedding = structure == "auto" and len(inner) == 2 and _is_embedding(*inner)
     if structure == "full" and size <= max_dim:
         return _whole(shape, units, grain, (size,), (True,))
     if structure == "diagonal" or embedding or min(matrix) == 1:
@@ -81,7 +81,7 @@ def _recognized(shape: tuple[int, ...]) -> int:
     return int(len(shape) == 3 and min(shape[1:]) >= max(SMALLEST_EXPERT, shape[0]) and shape[0] > 1)
 
 
-def _is_embedding(width: int, rows: int) -> bool:
+def _is_embedding(rows: int, width: int) -> bool:
     return width >= LEAST_WIDTH and rows >= max(MANY_ROWS, SLENDER * width)
 
 

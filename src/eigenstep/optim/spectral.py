@@ -125,8 +125,8 @@ class Spectral(Optimizer):
                 other than 2; ``None`` for steps as they are.
             structure: "kronecker", one factor per side, the first axis against the rest; "auto" is the same, but steps
                 the matrices of a stack ``(experts, n, m)`` one by one, and embeddings as AdamW does, with a second
-                moment that remembers 50 times longer (one side of at least 1024 and 16 times the other, which has 32 or
-                more); "axes", one factor per axis, for convolutions; "full", one matrix over the whole parameter, for
+                moment that remembers 50 times longer (1024 rows or more, 16 times as many as columns, and 32 of these
+                at least); "axes", one factor per axis, for convolutions; "full", one matrix over the whole parameter, for
                 tiny ones; "diagonal", no basis, where one brings nothing: this is AdamW, as it is for vectors.
             batch_dims: how many of the first axes count matrices of their own; ``None`` for what "auto" recognizes.
             split_sizes: rows of each of the matrices that were fused, such as queries, keys and values: each steps as
