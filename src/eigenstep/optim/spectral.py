@@ -126,8 +126,8 @@ class Spectral(Optimizer):
             structure: "kronecker", one factor per side, the first axis against the rest; "auto" is the same, but steps
                 the matrices of a stack ``(experts, n, m)`` one by one, and embeddings as AdamW does, with a second
                 moment that remembers 50 times longer (1024 rows or more, 16 times as many as columns, and 32 of these
-                at least); "axes", one factor per axis, for convolutions; "full", one matrix over the whole parameter, for
-                tiny ones; "diagonal", no basis, where one brings nothing: this is AdamW, as it is for vectors.
+                at least); "axes", one factor per axis, for convolutions; "full", one matrix over the whole parameter,
+                for tiny ones; "diagonal", no basis, where one brings nothing: this is AdamW, as it is for vectors.
             batch_dims: how many of the first axes count matrices of their own; ``None`` for what "auto" recognizes.
             split_sizes: rows of each of the matrices that were fused, such as queries, keys and values: each steps as
                 if it were a parameter of its own.
@@ -146,12 +146,10 @@ class Spectral(Optimizer):
             damping: the paper's lambda, added to the curvature, in units of its mean eigenvalue (products of
                 eigenvalues get at least 1e-12). Raise it if rare directions move too far.
             relative_damping: ``False`` makes ``damping`` an absolute number, as in the paper.
-            start: 1 starts running averages of curvature as means, as Adam's bias correction does; larger values forget
-                the first gradients as ``start / t``, and the momentum at least half as fast. 0, as in the paper, keeps
-                all rates constant.
+            start: 1 starts running averages as means, as Adam's bias correction does; larger values forget the first
+                gradients as ``start / t``. 0, as in the paper, keeps all rates constant.
             turn_first: turn the bases before preconditioning with them instead of after, as the paper does.
-            eigenvalues_wait: learn eigenvalues only when the bases turn, a reading of the paper; other gradients go to
-                the momentum alone.
+            eigenvalues_wait: learn eigenvalues only when the bases turn, another reading of the paper.
             rotation: "bounded" (ours); "normalized" (the paper's for networks) or "moore_penrose" (the paper's) to
                 compare with; or a function such as ``partial(generators.normalized, gap=0.01)``. Checkpoints hold only
                 its name.
@@ -162,8 +160,7 @@ class Spectral(Optimizer):
                 generators to orthogonal matrices, such as ``maps.cayley`` or ``partial(maps.quadratic, cap=0.3)``.
             reorthonormalize: mend bases by a Newton-Schulz step after every turn. ``False``, as in the paper, only for
                 maps other than "quadratic".
-            residual: remember what the rotations have not yet diagonalized. For the best curvature when memory is
-                plenty: it costs as much as the bases.
+            residual: remember what rotations have not yet diagonalized: better curvature, twice the bases' memory.
             basis_dtype: number format of the bases; by default that of the state. bfloat16 to save memory.
             state_dtype: number format of momentum and second moments; by default float32, or float64 for such weights.
                 bfloat16 to save still more.
@@ -171,14 +168,14 @@ class Spectral(Optimizer):
             maximize: go up instead of down.
             foreach: step same-shaped parameters in one batched call, the default. ``False`` to save memory.
             fused: for trainers that ask for it: ``True`` means batched calls, whatever ``foreach`` says.
-            amsgrad: here for torch's signature, can only be ``False``; so is ``differentiable``.
+            amsgrad: for torch's signature, can only be ``False``; so is ``differentiable``.
             differentiable: see ``amsgrad``.
             compile: compile the step with ``torch.compile``. ``True`` for runs long enough to wait for it.
             capturable: check that the step can be captured in a CUDA graph (``interval=1``, ``nonfinite="ignore"``).
-            nonfinite: what to do about NaN or infinite gradients: "raise" an error, "skip" the whole step, as mixed
-                precision wants, or "ignore" such entries, which never waits for the device.
-            distributed: split work and state over the ranks of ``torch.distributed``, if there are any. ``False`` if
-                ranks train different things; DTensor parameters cannot be stepped so.
+            nonfinite: NaN or infinite gradients "raise" an error, "skip" the whole step, as mixed precision wants, or
+                make it "ignore" such entries, which never waits for the device.
+            distributed: split work and state over the ranks of ``torch.distributed``. ``False`` if ranks train
+                different things; DTensor parameters cannot be stepped so.
         """
         own = ("self", "params", "compile", "distributed", "__class__")
         defaults = {k: v for k, v in locals().items() if k not in (*own, "own")}
@@ -226,9 +223,9 @@ class Spectral(Optimizer):
 
         Args:
             closure: evaluates the loss again and returns it, as for all of torch's optimizers.
-            curvature: for some or all parameters, other curvature than the outer product of the gradient with itself:
-                vectors of shape ``(K, *parameter.shape)`` whose outer products are summed (per-example gradients
-                divided by ``sqrt(K)``, columns of a Gauss-Newton matrix, ...), or an ``OuterProducts`` of such.
+            curvature: for some parameters, vectors of shape ``(K, *parameter.shape)``, or an ``OuterProducts`` of such,
+                whose outer products are summed instead of the gradient's (per-example gradients divided by
+                ``sqrt(K)``, columns of a Gauss-Newton matrix, ...).
         """
         loss = None
         if closure is not None:
@@ -337,13 +334,7 @@ class Spectral(Optimizer):
         return torch.split(stacked, stack.units)
 
     def _arranged(self, group: dict[str, Any], params: list[Tensor], tag: int = 0) -> list[Stack | Diagonals]:
-        """Return the stacks of the parameters that have a gradient now.
-
-        Args:
-            group: their parameter group.
-            params: the parameters.
-            tag: parameters that are stepped at different times must not be in one stack; this number tells times apart.
-        """
+        """Return the stacks of a group's parameters that have a gradient now; those of different tags stay apart."""
         plan_of = partial(options.plan_of, group) if self._sharding is None else self._sharding.plan
         if (id(group), tag) not in self._stacks:
             self._stacks[id(group), tag] = Stacks()
@@ -363,16 +354,14 @@ class Spectral(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a checkpoint needs; of state that ranks share, this rank's part.
 
-        The names are the same on all ranks. Parts are meant for ``torch.distributed.checkpoint``, which puts them
-        together; saving them in any other way raises an error.
+        Parts are meant for ``torch.distributed.checkpoint``; saving them in any other way raises an error.
         """
         return checkpoint.to_save(super().state_dict(), self.param_groups, self._sharding)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned, every tensor in the number format it was saved in.
 
-        Everything is checked first: what does not fit, or is damaged, raises an error and changes nothing. Where ranks
-        share the work, each takes its part of a whole state, or has the parts that were its own.
+        Everything is checked first: what does not fit, or is damaged, raises an error and changes nothing.
         """
         checkpoint.check_outline(state_dict)
         functions: list[dict[str, Any]] = []
@@ -421,18 +410,14 @@ class Spectral(Optimizer):
         return summary_of(self.param_groups, self.state)
 
     def spectra(self) -> dict[str, dict[str, Any]]:
-        """Return, for each parameter with a basis, its eigenvalues, condition number and speed of rotation.
-
-        Where ranks share the work, each tells about what it steps itself.
-        """
+        """Return eigenvalues, condition and speed of rotation of each parameter that has a basis on this rank."""
         return spectra_of(self.param_groups, self.state)
 
     def metrics(self) -> dict[str, float]:
         """Return numbers for TensorBoard, W&B or MLflow, read back from the device all at once.
 
-        They are ``weight_norm``, ``gradient_norm``, ``update_norm`` (without weight decay), ``condition`` of the
-        curvature and ``rotation_speed``, each with ``/`` and the parameter's name, ``steps`` and ``skipped_steps``.
-        Steps measure gradients and updates after a first call. Ranks that share the work tell about their own parts.
+        They are ``weight_norm``, ``condition`` of the curvature and ``rotation_speed``, and after a first call also
+        ``gradient_norm`` and ``update_norm``, each with ``/`` and the parameter's name, ``steps``, ``skipped_steps``.
         """
         self._sizes = {} if self._sizes is None else self._sizes
         return metrics_of(self.param_groups, self.state, self._sizes, self._skipped)
