@@ -35,13 +35,13 @@ class Spectral(Optimizer):
     """Train with ``W <- W - lr S^(-1/p) M``, where the curvature ``S`` of each layer is learned in spectral form.
 
     A matrix of weights has ``S = alpha C x K``, with an eigenbasis and eigenvalues for each side, that follow the
-    gradients by matrix products alone: no decomposition, any root ``p``, and stable in bfloat16. Vectors and scalars
-    get a diagonal ``S``, as in AdamW. The best learning rate is often larger than AdamW's.
+    gradients by matrix products alone: no decomposition, any root ``p``, and stable in bfloat16. Vectors, scalars
+    and embeddings step as in AdamW. Learning rates that suit AdamW suit it, too.
 
     No stream of gradients makes steps large: in the eigenbasis, corrected second moments are never below the square of
-    the momentum, and entries of a step are at most ``(1 - w) + w / sqrt(1 - betas[1])`` learning rates with equal betas
-    and ``w = nesterov``: 1.7 by default. Without momentum ``w`` is 1. If ``betas[0]**2 > betas[1]``, steps grow between
-    turns while gradients vanish, and without bases (vectors) have no bound, as in AdamW; nor have they for Kronecker
+    the momentum, and the root mean square of a step is at most ``(1 - w) + w / sqrt(1 - betas[1])`` learning rates with
+    equal betas and ``w = nesterov``, 1.5 by default. Without momentum ``w`` is 1. If ``betas[0]**2 > betas[1]``, steps
+    grow between turns while gradients vanish, and without bases have no bound, as in AdamW; nor have they for Kronecker
     eigenvalues, which ``clip`` is for.
 
     Example:
