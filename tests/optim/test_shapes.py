@@ -230,3 +230,15 @@ class TestDiagonal:
             optimizer.step()
         assert torch.isfinite(w).all()
         assert (w - before).abs().min() > LR
+
+
+def test_flattened_parameters_are_noticed() -> None:
+    flat = nn.Parameter(torch.zeros(600_000))
+    with pytest.warns(UserWarning, match=r"600,000 entries .* FSDP2"):
+        Spectral([nn.Parameter(torch.zeros(3)), flat])
+
+
+def test_long_vectors_that_are_meant_are_fine(recwarn: pytest.WarningsRecorder) -> None:
+    Spectral([nn.Parameter(torch.zeros(600_000))], structure="diagonal")
+    Spectral([nn.Parameter(torch.zeros(50_000)), nn.Parameter(torch.zeros(1000, 1000))])
+    assert not recwarn.list

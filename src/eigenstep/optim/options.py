@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
@@ -36,6 +37,8 @@ RANGES: Mapping[str, tuple[float, float]] = {
 }
 POSITIVE: Mapping[str, float] = {"root": float("inf"), "clip": float("inf"), "basis_lr": 2.0}
 """Options that must be greater than 0 (if not ``None``), and their upper limits."""
+LONGEST_VECTOR = 2**19
+"""What has more entries on a single axis is no bias."""
 LEAST_DAMPING = 1e-12
 """Relative damping of products of eigenvalues: with less, sparse gradients lead to steps of any length."""
 CUSTOM_PREFIX = "custom: "
@@ -168,6 +171,14 @@ def check_parameters(group: Mapping[str, Any], distributed: bool) -> None:
             raise ValueError("DTensor parameters cannot be stepped with distributed=False: pass distributed=True")
         if param.numel():
             plan_of(group, param)  # raises if there is none
+    flat = [param.numel() for param in group["params"] if param.ndim == 1 and param.numel() > LONGEST_VECTOR]
+    if flat and group["structure"] != "diagonal":
+        warnings.warn(
+            f"a vector of {max(flat):,} entries looks like matrices in a row, as DeepSpeed's ZeRO and FSDP1 make them: it "
+            "steps as in AdamW, for its matrices cannot be seen. Use DDP or FSDP2 (fully_shard), which keep them, or "
+            'pass structure="diagonal" if this is meant',
+            stacklevel=4,
+        )
 
 
 def _check_names(group: Mapping[str, Any]) -> None:
