@@ -174,7 +174,7 @@ def check_parameters(group: Mapping[str, Any], distributed: bool) -> None:
     flat = [param.numel() for param in group["params"] if param.ndim == 1 and param.numel() > LONGEST_VECTOR]
     if flat and group["structure"] != "diagonal":
         warnings.warn(
-            f"a vector of {max(flat):,} entries looks like matrices in a row, as DeepSpeed's ZeRO and FSDP1 make them: it "
+            f"a vector of {max(flat):,} entries looks like matrices in a row, as DeepSpeed ZeRO and FSDP1 make: it "
             "steps as in AdamW, for its matrices cannot be seen. Use DDP or FSDP2 (fully_shard), which keep them, or "
             'pass structure="diagonal" if this is meant',
             stacklevel=4,
