@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eigenstep.core import extras
+from eigenstep.core import result as extras
 from eigenstep_lab.models.transformers import ViT
 from eigenstep_lab.registry import OPTIMIZERS, Together, build, is_hidden_matrix
 

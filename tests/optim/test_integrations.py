@@ -130,7 +130,7 @@ class TestLightning:
         (optimizer,) = cli.trainer.optimizers
         group = optimizer.param_groups[0]
         assert (group["lr"], group["weight_decay"], group["count"]) == (0.05, 0.2, STEPS)
-        assert group["max_ratio"] == (1.0 if path.endswith("Fast") else 1.5), "other defaults are the recipe's"
+        assert group["max_ratio"] == (1.0 if path.endswith("Fast") else 2.0), "other defaults are the recipe's"
 
 
 class TestAccelerate:

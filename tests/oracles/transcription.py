@@ -45,7 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "num_heads": None,
     "split_dim": 0,
     "max_dim": 2048,
-    "max_ratio": 1.5,
+    "max_ratio": 2.0,
     "decay": 1.0,
     "damping": 1e-10,
     "relative_damping": True,

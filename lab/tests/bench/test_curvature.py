@@ -43,7 +43,9 @@ def test_predictive_nll_is_that_of_the_matrix_that_is_applied(dtype: torch.dtype
     torch.testing.assert_close(found, want, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"eigenvalues": "kronecker"}, {"max_ratio": 1.0}, {"structure": "diagonal"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"eigenvalues": "kronecker"}, {"max_ratio": 1.0}, {"structure": "diagonal", "eps": 0.0}]
+)
 def test_the_spectrum_is_what_the_optimizer_divides_by(options: dict[str, Any]) -> None:
     """Without momentum and turning first, a step is the newest gradient times S^(-1/2) of the state it leaves."""
     torch.manual_seed(0)

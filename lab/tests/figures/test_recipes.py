@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from eigenstep.optim.options import layout_of
+from eigenstep.optim.options import plan_of
 from eigenstep_lab.models.hiera import HIERA_VIT, Hiera
 from eigenstep_lab.models.transformers import PLAIN_VIT, ViT
 from eigenstep_lab.registry import build
@@ -25,8 +25,9 @@ def test_the_papers_recipe_cuts_no_matrix(name):
     matrices = [p for p in group["params"] if min(p.shape[0], p.numel() // p.shape[0]) > 1]
     assert max(max(p.shape) for p in matrices) > 2048
     for parameter in matrices:
-        layout = layout_of(group, parameter)
-        assert (layout.pieces, layout.blocks, layout.full) == (1, 1, (True, True)), tuple(parameter.shape)
+        plan = plan_of(group, parameter)
+        assert (plan.units, len(plan.layouts)) == (1, 1), tuple(parameter.shape)
+        assert (plan.layouts[0].blocks, plan.layouts[0].full) == (1, (True, True)), tuple(parameter.shape)
 
 
 def test_soap_preconditions_long_sides():

@@ -71,7 +71,7 @@ class Spectral(Optimizer):
         grafting: str | None = "descent",
         structure: str = "auto",
         max_dim: int | None = 2048,
-        max_ratio: float | None = 1.5,
+        max_ratio: float | None = 2.0,
         batch_dims: int | None = None,
         split_sizes: Sequence[int] | None = None,
         num_heads: int | Sequence[int] | None = None,
@@ -187,6 +187,7 @@ class Spectral(Optimizer):
 
     fast: ClassVar[type[Spectral]]
     paper: ClassVar[type[Spectral]]
+    for_model: ClassVar[Callable[..., Spectral]]
 
     def _prepare(self) -> None:
         """Set up what copies and checkpoints leave out."""

@@ -90,6 +90,8 @@ class Shipped:
     def lay_out(self, gradient: Tensor) -> Tensor:
         """Return gradients as the optimizer lays them out."""
         plan = plan_of(self._optimizer.param_groups[0], self._params[0])
+        if plan.layouts[0].diagonal:
+            return gradient.reshape(len(gradient), 1, -1)
         return torch.cat([plan.split(one, 0) for one in gradient])
 
     def spectrum(self) -> Spectrum:
@@ -97,6 +99,8 @@ class Shipped:
         states = [self._optimizer.state[param] for param in self._params]
         state = {name: torch.cat([own[name] for own in states]) for name in states[0]}
         bases = {axis: state[f"basis_{axis}"] for axis in range(2) if f"basis_{axis}" in state}
+        if "scale" not in state:  # without a basis: AdamW's second moments
+            return Spectrum({}, state["second_moment"].float().view(len(states), 1, -1))
         if "second_moment" in state:
             values = state["second_moment"].float()
         elif "eigs_1" in state:
