@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from . import recipe
 
 
-class SpectralArgs(BaseModel):
+class SpectralArgs(BaseModel):  # type: ignore[misc]
     """What the plug-in adds to axolotl's configuration."""
 
     spectral: dict[str, Any] | None = None
