@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ..core.checks import check_number
 from .distributed.sharded_state import Pieces
@@ -38,6 +40,54 @@ def to_save(saved: dict[str, Any], groups: Groups, sharding: Sharding | None) ->
                 start, total, _ = sharding.units(params[index])
                 saved["state"][index] = {name: Pieces(value, start, total) for name, value in own.items()}
     return saved
+
+
+@contextmanager
+def loading(
+    optimizer: Optimizer,
+    state_dict: Mapping[str, Any],
+    name: Name,
+    sharding: Sharding | None,
+    prepare: Callable[[], None],
+) -> Iterator[None]:
+    """While an optimizer loads a checkpoint, check all of it first and keep its tensors and functions as they are.
+
+    That is not left to torch, which copies functions, and casts state to the parameter's format: that would ruin
+    eigenvalues.
+
+    Args:
+        optimizer: who loads.
+        state_dict: what is loaded.
+        name: tells a parameter's name.
+        sharding: who owns what, if ranks share the work.
+        prepare: is called when everything is in place.
+    """
+    check_outline(state_dict)
+    functions: list[dict[str, Any]] = []
+    states: dict[Tensor, State] = {}
+
+    def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+        groups, found = read(given, optimizer.param_groups, optimizer.defaults, name, sharding)
+        functions.extend({key: group[key] for key in CUSTOM if key in group} for group in groups)
+        states.update(found)
+        return {"state": {}, "param_groups": groups}
+
+    def keep(_: Optimizer) -> None:
+        for group, own in zip(optimizer.param_groups, functions, strict=True):
+            group.update(own)
+        optimizer.state.update(states)
+        prepare()
+
+    # After the user's hooks that change what is loaded, and before those that look at it.
+    hooks = (
+        optimizer.register_load_state_dict_pre_hook(check),
+        optimizer.register_load_state_dict_post_hook(keep, prepend=True),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def read(

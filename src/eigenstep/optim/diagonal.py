@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .state import State
-from .user_curvature import padded
+from .user_curvature import equal_vectors
 
 if TYPE_CHECKING:
     from .stacks import Member
@@ -125,9 +125,8 @@ class _Flat:
         weights = self._weights(beta1, beta2, group["capturable"])
         cut = [m.plan.split(gradients[m.param], m.part) if m.suffix else gradients[m.param] for m in members]
         gradient = _joined([x.reshape(-1) for x in cut])
-        vectors = None
-        if not samples.keys().isdisjoint(params):
-            given = padded([samples[p] if p in samples else gradients[p][..., None] for p in params])
+        given, vectors = equal_vectors(params, samples, gradients) if samples else None, None
+        if given is not None:
             cut = [m.plan.split(x, m.part) for m, x in zip(members, given, strict=True)]
             vectors = _joined([x.reshape(-1, x.shape[-1]) for x in cut])
         step = CHUNK if gradient.device.type == "cpu" and len(params) == 1 else sys.maxsize

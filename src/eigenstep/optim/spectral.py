@@ -23,7 +23,7 @@ from .distributed.sharding import Sharding
 from .inspect import Sizes, Summary, metrics_of, name_of, noted, spectra_of, summary_of
 from .options import GO, RAISE, SKIP
 from .stacks import Stack, Stacks, complete, move
-from .user_curvature import padded, vectors_of
+from .user_curvature import equal_vectors, vectors_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Interval = int | list[tuple[int, int]]
@@ -320,12 +320,11 @@ class Spectral(Optimizer):
         if isinstance(stack, Diagonals):
             return stack.directions(group, gradients, samples)
         rates = options.rates_of(group, stack.state["scale"])
-        params = list(map(attrgetter("param"), stack.members))
+        params = [member.param for member in stack.members]
         gradient = stack.gather(list(map(gradients.__getitem__, params)))
         vectors = given = None
-        if samples and not samples.keys().isdisjoint(params):
-            found = [samples[p] if p in samples else gradients[p][..., None] for p in params]
-            vectors = stack.gather(padded(found))
+        if samples and (equal := equal_vectors(params, samples, gradients)) is not None:
+            vectors = stack.gather(equal)
             given = torch.tensor(stack.marked(samples), device=gradient.device)
         if group["nonfinite"] == "ignore":
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
@@ -364,34 +363,8 @@ class Spectral(Optimizer):
 
         Everything is checked first: what does not fit, or is damaged, raises an error and changes nothing.
         """
-        checkpoint.check_outline(state_dict)
-        functions: list[dict[str, Any]] = []
-        states: dict[Tensor, dict[str, Tensor]] = {}
-
-        def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            groups, found = checkpoint.read(given, self.param_groups, self.defaults, self._name, self._sharding)
-            functions.extend({name: group[name] for name in options.CUSTOM if name in group} for group in groups)
-            states.update(found)
-            return {"state": {}, "param_groups": groups}
-
-        def keep(_: Optimizer) -> None:
-            # Not left to torch, which copies functions, and casts state to the parameter's format: that would ruin
-            # eigenvalues.
-            for group, own in zip(self.param_groups, functions, strict=True):
-                group.update(own)
-            self.state.update(states)
-            self._prepare()
-
-        # After the user's hooks that change what is loaded, and before those that look at it.
-        hooks = (
-            self.register_load_state_dict_pre_hook(check),
-            self.register_load_state_dict_post_hook(keep, prepend=True),
-        )
-        try:
+        with checkpoint.loading(self, state_dict, self._name, self._sharding, self._prepare):
             super().load_state_dict(state_dict)
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what copies and pickles need."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,12 @@ def _vectors(param: Tensor, value: Tensor | OuterProducts) -> Tensor:
     return value.movedim(0, -1)
 
 
-def padded(tensors: list[Tensor]) -> list[Tensor]:
-    """Fill up with zero vectors where parameters of one stack have different numbers of curvature vectors."""
-    most = max(t.shape[-1] for t in tensors)
-    return [torch.nn.functional.pad(t, (0, most - t.shape[-1])) for t in tensors]
+def equal_vectors(
+    params: Sequence[Tensor], samples: Mapping[Tensor, Tensor], gradients: Mapping[Tensor, Any]
+) -> list[Tensor] | None:
+    """Return as many vectors for each parameter, some zero; its gradient if none were given, ``None`` if for nobody."""
+    if samples.keys().isdisjoint(params):
+        return None
+    found = [samples[p] if p in samples else gradients[p][..., None] for p in params]
+    most = max(t.shape[-1] for t in found)
+    return [torch.nn.functional.pad(t, (0, most - t.shape[-1])) for t in found]
