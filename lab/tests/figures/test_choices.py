@@ -10,6 +10,7 @@ import torch
 from eigenstep.core.maps import cayley
 from eigenstep.core.step import update
 from eigenstep_lab.baselines.nes import CholeskyNES, ExponentialNES, PlainNES, Population, log_density
+from eigenstep_lab.console import UserError
 from eigenstep_lab.figures import (
     exact_vs_truncated,
     full_matrix,
@@ -173,32 +174,43 @@ def test_plain_nes_follows_the_natural_gradient_and_stays_positive_definite():
     assert (torch.linalg.eigvalsh(far) > 0).all()
 
 
-def test_interrupted_training_goes_on_with_the_parts_that_are_missing(tmp_path, monkeypatch):
+def test_interrupted_training_goes_on_with_the_runs_that_are_missing(tmp_path, monkeypatch):
     task = training.load_task("digits", torch.device("cpu"))
-    schemes = {"a": training.Scheme("adamw", {}), "b, p = 2": training.Scheme("adamw", {"eps": 1e-3})}
-    lrs = dict.fromkeys(schemes, (1e-3,))
+    schemes = {"ours": training.Scheme("spectral", {}), "b": training.Scheme("adamw", {"eps": 1e-3})}
     monkeypatch.setattr(training, "TEST_BATCHES", 1)
-    train, calls = training._train, []
+    train, calls, path = training._train, [], tmp_path / "trainings" / "some.jsonl"
 
     def counted(*args):
-        calls.append(args[1])
+        calls.append(args[1].optimizer)
         return train(*args)
 
     monkeypatch.setattr(training, "_train", counted)
 
-    def run(names, steps=2):
-        chosen = {name: schemes[name] for name in names}
-        return training.train_all(task, chosen, lrs, steps=steps, seeds=range(2), parts=tmp_path)
+    def run(names, steps=2, seeds=2, lrs=(1e-3,)):
+        chosen, rates = {name: schemes[name] for name in names}, dict.fromkeys(names, lrs)
+        return training.train_all(task, chosen, rates, steps=steps, seeds=range(seeds), trainings=path)
 
-    first = run(["a"])
+    first = run(["ours"])
     assert len(calls) == 2
-    both = run(["a", "b, p = 2"])
+    both = run(["ours", "b"])
     assert len(calls) == 4  # those of the first were kept
-    assert both[1]["a"] == first[1]["a"]
-    assert len(list(tmp_path.glob("*.json"))) == 2
-    run(["a"], steps=3)
-    assert len(calls) == 6  # made with other settings
-    for path in tmp_path.glob("*.json"):
-        path.write_text("{")
-    run(["a"])
-    assert len(calls) == 8  # damaged
+    assert both[1]["ours"] == first[1]["ours"]
+    run(["ours"], seeds=3)
+    assert len(calls) == 5  # one seed more
+    run(["ours"], steps=3)
+    assert len(calls) == 7  # made with other settings
+    run(["ours"], lrs=(1e-4, 1e-3, 1e-2))
+    searched = calls[7:]
+    assert run(["ours"], lrs=(1e-4, 1e-3, 1e-2))[0]
+    assert calls[7:] == searched  # those that choose learning rates are kept as well
+    whole = path.read_text()
+    path.write_text(whole[: whole.index("losses", len(whole) // 2) + 20])  # killed while a run was written
+    run(["ours"], lrs=(1e-4, 1e-3, 1e-2))
+    assert 0 < len(calls) - 7 - len(searched) < 7 + len(searched)
+    calls.clear()
+    monkeypatch.setattr(training, "code_version", lambda: "other")
+    run(["ours", "b"])
+    assert calls == ["spectral", "spectral"]  # others do not depend on our code
+    path.write_text(path.read_text().replace('"losses": [', '"losses": ["junk", '))
+    with pytest.raises(UserError, match=r"some\.jsonl holds something that is no training run"):
+        run(["b"])

@@ -257,9 +257,46 @@ def test_missing_devices_and_data_are_named(monkeypatch, capsys, tmp_path):
     assert reproduce.make(reproduce.plan("spd", full=False, seed=0), seed=0, device=CPU).result == "no such data"
 
 
+def titled(planned):
+    """A figure that is made: its title says of what."""
+    return replace(planned, title=f"{planned.name} {planned.share}")
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_figures_come_in_order_however_they_are_made(jobs):
-    assert list(reproduce._make_all(["b", "a", "c"], jobs, str.upper)) == ["B", "A", "C"]
+    names = ["spd", "low_precision", "kronecker"]
+    plans = [reproduce.plan(name, full=False, seed=0) for name in names]
+    assert [made.title for made in reproduce._make_all(plans, jobs, titled)] == [f"{name} " for name in names]
+    assert [titled(share).title for share in reproduce.shares(plans[1])] == [
+        f"low_precision {task}" for task in reversed(low_precision.QUICK.tasks)
+    ]
+
+
+def test_shares_keep_their_trainings_for_the_whole_figure(tmp_path, monkeypatch, few_test_batches):
+    tasks = ("digits", "digits-hiera")
+    settings = asdict(replace(MINIATURES["low_precision"], tasks=tasks))
+    planned = replace(reproduce.plan("low_precision", full=False, seed=0), settings=settings)
+    origin = {"seed": 0, "commit": "abc"}
+    for share in reproduce.shares(planned):
+        reproduce._make(share, directory=tmp_path, device=CPU, origin=origin)
+    assert not list(tmp_path.glob("*.json"))  # a share is no figure
+    monkeypatch.setattr("eigenstep_lab.figures.training._train", None)  # nothing is left to train
+    whole = reproduce._make(planned, directory=tmp_path, device=CPU, origin=origin)
+    assert isinstance(whole.result, Result), whole.result
+    assert (tmp_path / "low_precision.json").is_file()
+
+
+def test_one_command_publishes_the_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(reproduce, "FIGURES", {"spd": figures.FIGURES["spd"]})
+    monkeypatch.setattr(reproduce, "make", lambda planned, **_: replace(planned, result=toy()))
+    command = ["reproduce", "all", "--directory", str(tmp_path / "runs"), "--publish", str(tmp_path / "paper")]
+    assert cli.main(command) == 2
+    assert "paper.md to put verdicts into" in capsys.readouterr().err
+    page = tmp_path / "paper.md"
+    page.write_text("Text.\n<!-- tables of paper/report.json -->\n<!-- end of tables -->\n")
+    assert cli.main(command) == 0
+    assert "It is fast & good." in page.read_text()
+    assert {path.name for path in (tmp_path / "paper").iterdir()} == {"report.html", "report.json", "spd.png"}
 
 
 def test_impossible_numbers_of_jobs(capsys):

@@ -18,12 +18,12 @@ class Figure:
     Attributes:
         module: Imported when the figure is made.
         title: Its heading.
-        in_parts: Whether it takes so long that `run` keeps what is done in the folder `parts`, one file for each part.
+        trains: Whether it trains networks, which takes so long that `run` keeps each training in the file `trainings`.
     """
 
     module: str
     title: str
-    in_parts: bool = False
+    trains: bool = False
 
 
 FIGURES: Mapping[str, Figure] = {

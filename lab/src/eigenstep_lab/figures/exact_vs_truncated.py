@@ -59,12 +59,12 @@ SCHEMES = {
 }
 
 
-def run(settings: Settings, *, seed: int, device: torch.device, parts: Path | None = None) -> Result:
+def run(settings: Settings, *, seed: int, device: torch.device, trainings: Path | None = None) -> Result:
     """Train with both maps, and time them."""
     task = load_task(settings.task, device)
     lrs = dict.fromkeys(SCHEMES, (settings.lr,))
     _, records = train_all(
-        task, SCHEMES, lrs, steps=settings.steps, seeds=range(seed, seed + settings.seeds), parts=parts
+        task, SCHEMES, lrs, steps=settings.steps, seeds=range(seed, seed + settings.seeds), trainings=trainings
     )
     verdicts = []
     for ours in ("paper", "ours"):

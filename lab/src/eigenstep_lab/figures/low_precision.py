@@ -81,7 +81,7 @@ REFERENCES = {
 """The schemes with p = 2 in float32, to see what half precision costs."""
 
 
-def run(settings: Settings, *, seed: int, device: torch.device, parts: Path | None = None) -> Result:
+def run(settings: Settings, *, seed: int, device: torch.device, trainings: Path | None = None) -> Result:
     """Train with all schemes on all tasks."""
     panels: list[Panel] = []
     verdicts: list[Verdict] = []
@@ -91,10 +91,16 @@ def run(settings: Settings, *, seed: int, device: torch.device, parts: Path | No
         task = load_task(name, device)
         lrs = dict.fromkeys(SCHEMES, settings.lrs)
         chosen, records = train_all(
-            task, SCHEMES, lrs, steps=settings.steps, seeds=seeds, tuning_steps=settings.tuning_steps, parts=parts
+            task,
+            SCHEMES,
+            lrs,
+            steps=settings.steps,
+            seeds=seeds,
+            tuning_steps=settings.tuning_steps,
+            trainings=trainings,
         )
         same = {family: [chosen[f"{family}, p = 2"]] for family in REFERENCES}
-        _, wide = train_all(task, REFERENCES, same, steps=settings.steps, seeds=seeds, parts=parts)
+        _, wide = train_all(task, REFERENCES, same, steps=settings.steps, seeds=seeds, trainings=trainings)
         panels += loss_panels(task, records)
         for family, reference in wide.items():
             verdicts += _verdicts(family, task.name, records, reference)

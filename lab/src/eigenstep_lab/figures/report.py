@@ -39,6 +39,7 @@ class Section:
         seconds: How long it took.
         commit: The version of the code that made it.
         result: What came out, or a sentence that says why nothing did.
+        share: Which part of the figure this is, if it is not the whole.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Section:
     seconds: float
     commit: str
     result: Result | str
+    share: str = ""
 
     @functools.cached_property
     def pictures(self) -> dict[str, bytes]:

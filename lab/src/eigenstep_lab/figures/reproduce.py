@@ -3,8 +3,8 @@
 Every figure ends in verdicts: the paper's claim, the measured figure, and whether the claim holds, as computed from
 it. Numbers go to FIGURE.json, pictures to FIGURE.png and FIGURE.svg; `all` also writes report.html, one page that
 holds everything, and its verdicts to report.json. The same command and seed give the same numbers, times excepted.
-Interrupt it as you like: figures that are in --directory already, made with the same settings, seed and versions, are
-not made again, nor are the parts of those that train networks, which are in --directory/parts.
+Interrupt it as you like: figures that are in --directory already, made with the same settings, seed, versions and code
+of our optimizers, are not made again, nor are single trainings of networks, which are kept in --directory/trainings.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from typing import Any
 
 import torch
 
-from ..bench import commit, versions
+from ..bench import commit, pages, versions
 from ..console import LARGEST_SEED, UserError, between, print_table, write_json
 from ..results import Result, verdict_table
+from ..store import code_version
 from ..train.building import choose_device
 from . import FIGURES
 from .report import Section, read_figure, write_figure, write_report
@@ -50,23 +51,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--directory", type=Path, default=Path("runs/reproduce"), help="where files go (default: %(default)s)"
     )
+    parser.add_argument(
+        "--publish",
+        type=Path,
+        metavar="FOLDER",
+        help="with all: copy report and pictures to FOLDER, and put the verdicts into the page FOLDER.md",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     """Make the figures, one after the other; one that cannot be made does not stop the others."""
     if args.jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {args.jobs}")
+    if args.publish and not (args.figure == "all" and _page(args.publish).is_file()):
+        raise UserError(f"--publish is for all figures, and needs the page {_page(args.publish)} to put verdicts into")
     device = choose_device(args.device)
     names = list(FIGURES) if args.figure == "all" else [args.figure]
-    origin = {"seed": args.seed, "device": args.device, **versions()}
+    origin = {"seed": args.seed, "device": args.device, "code": code_version(), **versions()}
     plans = [plan(name, full=args.full, seed=args.seed) for name in names]
     kept = {p.name: read_figure(args.directory, p, origin) for p in plans if not args.again}
     for planned in plans if args.again else ():
-        shutil.rmtree(args.directory / "parts" / planned.name, ignore_errors=True)
+        _trainings(args.directory, planned).unlink(missing_ok=True)
     missing = [p for p in plans if kept.get(p.name) is None]
-    made = _make_all(
-        missing, args.jobs, partial(_make_and_write, directory=args.directory, device=device, origin=origin)
-    )
+    made = _make_all(missing, args.jobs, partial(_make, directory=args.directory, device=device, origin=origin))
     sections = []
     for name in names:
         section = kept.get(name)
@@ -91,18 +98,44 @@ def run(args: argparse.Namespace) -> None:
     failed = [s.name for s in sections if isinstance(s.result, str)]
     if failed:
         raise UserError(f"these figures could not be made, see above: {', '.join(failed)}")
+    if args.publish:
+        publish(args.directory, args.publish)
+
+
+def publish(directory: Path, folder: Path) -> None:
+    """Copy report and pictures of all figures, and put the verdicts into the page beside the folder."""
+    folder.mkdir(exist_ok=True)
+    for name in ("report.html", "report.json", *(f"{name}.png" for name in FIGURES)):
+        shutil.copyfile(directory / name, folder / name)
+    page = _page(folder)
+    page.write_text(pages.filled(page.read_text(), page.parent))
+
+
+def _page(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.md")
 
 
 def _make_all(plans: Sequence[Section], jobs: int, make_one: Callable[[Section], Section]) -> Iterator[Section]:
     """Make figures one after the other or side by side; they come in the order of the plans."""
-    if jobs == 1 or len(plans) == 1:
+    work = {planned.name: shares(planned) for planned in plans}
+    if jobs == 1 or sum(map(len, work.values())) == 1:
         yield from map(make_one, plans)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         # The last figures train networks and take longest: they start first.
-        pending = [pool.submit(make_one, planned) for planned in reversed(plans)]
-        for future in reversed(pending):
-            yield future.result()
+        pending = {name: [pool.submit(make_one, share) for share in work[name]] for name in reversed(work)}
+        for planned in plans:
+            made = [future.result() for future in pending[planned.name]]
+            # The trainings of all shares are kept now: the whole figure only reads them.
+            yield made[0] if len(made) == 1 else make_one(planned)
+
+
+def shares(planned: Section) -> list[Section]:
+    """Cut a figure that trains networks on several tasks into one for each, to be made side by side; others stay."""
+    tasks = planned.settings.get("tasks", ())
+    if len(tasks) < 2:
+        return [planned]
+    return [replace(planned, settings={**planned.settings, "tasks": (task,)}, share=task) for task in reversed(tasks)]
 
 
 def plan(name: str, *, full: bool, seed: int) -> Section:
@@ -119,27 +152,32 @@ def plan(name: str, *, full: bool, seed: int) -> Section:
     return Section(name, FIGURES[name].title, module.__doc__ or "", settings, command, 0.0, commit(), "not made yet")
 
 
-def _make_and_write(planned: Section, *, directory: Path, device: torch.device, origin: Mapping[str, Any]) -> Section:
+def _make(planned: Section, *, directory: Path, device: torch.device, origin: Mapping[str, Any]) -> Section:
     """Make one figure and write it at once, so that it is kept if others are interrupted."""
-    section = make(planned, seed=origin["seed"], device=device, parts=directory / "parts" / planned.name)
-    if isinstance(section.result, Result):
+    section = make(planned, seed=origin["seed"], device=device, trainings=_trainings(directory, planned))
+    if isinstance(section.result, Result) and not section.share:
         write_figure(directory, section, origin)
     return section
 
 
-def make(planned: Section, *, seed: int, device: torch.device, parts: Path | None = None) -> Section:
+def _trainings(directory: Path, planned: Section) -> Path:
+    """Return the file in which the trainings of a figure are kept."""
+    return directory / "trainings" / f"{planned.name}.jsonl"
+
+
+def make(planned: Section, *, seed: int, device: torch.device, trainings: Path | None = None) -> Section:
     """Make one figure.
 
     Args:
         planned: What `plan` gave, perhaps with other settings.
         seed: Decides all random numbers.
         device: Where to compute.
-        parts: Where figures that train networks keep what is done; nowhere by default.
+        trainings: File in which figures that train networks keep what is done; none by default.
     """
     torch.set_num_threads(1)  # the matrices are small: threads would only wait for each other
     module = importlib.import_module(FIGURES[planned.name].module)
     start = time.perf_counter()
-    more = {"parts": parts} if FIGURES[planned.name].in_parts else {}
+    more = {"trainings": trainings} if FIGURES[planned.name].trains else {}
     try:
         result: Result | str = module.run(module.Settings(**planned.settings), seed=seed, device=device, **more)
     except UserError as error:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,11 +12,12 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from ..console import atomic_write, progress
+from ..console import UserError, progress
 from ..data.datasets import find
 from ..problems.tasks import TASKS, Batch, Record, Task, train
 from ..registry import build
 from ..results import Curve, Panel
+from ..store import Cells, code_version
 
 WEIGHT_DECAY = 0.1
 TEST_BATCHES = 64
@@ -88,7 +86,7 @@ def train_all(
     steps: int,
     seeds: range,
     tuning_steps: int | None = None,
-    parts: Path | None = None,
+    trainings: Path | None = None,
 ) -> tuple[dict[str, float], dict[str, list[Record]]]:
     """Choose each scheme's learning rate with one seed, then train with the others.
 
@@ -99,55 +97,59 @@ def train_all(
         steps: Length of the runs that count.
         seeds: Seeds of these runs.
         tuning_steps: Length of the runs that choose the learning rate; by default the same.
-        parts: Folder in which each scheme's runs are kept, so that they need not be done again.
+        trainings: File in which runs are kept, so that they need not be done again.
 
     Returns:
         The chosen learning rates, and one record for each seed.
     """
     chosen: dict[str, float] = {}
     records: dict[str, list[Record]] = {}
+    cells, tuning = Cells(trainings), tuning_steps or steps
     with progress() as bar:
         for name, scheme in schemes.items():
-            tuning = tuning_steps or steps
-            options = {key: getattr(value, "__qualname__", str(value)) for key, value in scheme.options.items()}
-            made_of: list[Any] = [task.name, name, scheme.optimizer, options, str(scheme.dtype), torch.__version__]
-            made_of += [list(lrs[name]), steps, tuning, list(seeds)]
-            kept = _read_part(parts, made_of)
-            if kept is not None:
-                chosen[name], records[name] = kept
-                continue
             total = steps * len(seeds) + (tuning * len(lrs[name]) if len(lrs[name]) > 1 else 0)
             line = bar.add_task(f"{task.name}: {name}", total=total)
 
             def one(lr: float, seed: int, length: int, scheme: Scheme = scheme, line: Any = line) -> Record:
-                return _train(task, scheme, lr, length, seed, lambda *_: bar.advance(line))
+                def compute() -> dict[str, Any]:
+                    return asdict(_train(task, scheme, lr, length, seed))
 
-            def tuned(lr: float, one: Callable[..., Record] = one, length: int = tuning) -> float:
-                return _finite(one(lr, TUNING_SEED + seeds.start, length).test_loss)
+                record = _read(cells.get(_cell(task, scheme, lr, length, seed), compute), trainings)
+                bar.advance(line, length)
+                return record
+
+            def tuned(lr: float, one: Callable[..., Record] = one) -> float:
+                return _finite(one(lr, TUNING_SEED + seeds.start, tuning).test_loss)
 
             chosen[name] = choose_lr(lrs[name], tuned) if len(lrs[name]) > 1 else lrs[name][0]
             records[name] = [one(chosen[name], seed, steps) for seed in seeds]
-            if parts is not None:
-                with atomic_write(_part(parts, made_of)) as file:
-                    done = {"made_of": made_of, "lr": chosen[name], "records": list(map(asdict, records[name]))}
-                    file.write(json.dumps(done).encode())
     return chosen, records
 
 
-def _part(parts: Path, made_of: Sequence[Any]) -> Path:
-    """Return the file of a scheme's runs: task, scheme, and a digest of everything that decides them."""
-    digest = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:8]
-    return parts / f"{re.sub('[^a-z0-9]+', '-', ' '.join(made_of[:2]).lower())}-{digest}.json"
+def _cell(task: Task, scheme: Scheme, lr: float, steps: int, seed: int) -> dict[str, Any]:
+    """Return all that decides a run; of the code, that of our optimizers, as others do not change."""
+    return {
+        "task": [task.name, task.test_batches],
+        "optimizer": scheme.optimizer,
+        "options": {key: getattr(value, "__qualname__", str(value)) for key, value in scheme.options.items()},
+        "dtype": str(scheme.dtype),
+        "lr": lr,
+        "steps": steps,
+        "seed": seed,
+        "torch": torch.__version__,
+        "code": code_version() if scheme.optimizer.startswith("spectral") else "",
+    }
 
 
-def _read_part(parts: Path | None, made_of: Sequence[Any]) -> tuple[float, list[Record]] | None:
-    """Return the learning rate and the runs that were kept; nothing if there are none, or the file is damaged."""
+def _read(plain: Any, path: Path | None) -> Record:
     try:
-        found = json.loads(_part(parts, made_of).read_text()) if parts is not None else {}
-        records = [Record(**{**r, "losses": [float(loss) for loss in r["losses"]]}) for r in found["records"]]
-        return (float(found["lr"]), records) if found["made_of"] == made_of and records else None
-    except (OSError, KeyError, RecursionError, TypeError, ValueError):
-        return None
+        record = Record(**plain)
+        numbers = [*record.losses, record.test_loss, record.test_error, record.optimizer_seconds, record.total_seconds]
+        if not (record.losses and all(isinstance(number, float) for number in numbers)):
+            raise TypeError("no losses, or not numbers")
+    except TypeError as error:
+        raise UserError(f"{path} holds something that is no training run ({error}): delete it") from error
+    return record
 
 
 def choose_lr(lrs: Sequence[float], loss: Callable[[float], float]) -> float:
@@ -171,14 +173,12 @@ def choose_lr(lrs: Sequence[float], loss: Callable[[float], float]) -> float:
     return min(tried, key=tried.__getitem__)
 
 
-def _train(
-    task: Task, scheme: Scheme, lr: float, steps: int, seed: int, on_step: Callable[[int, float], None]
-) -> Record:
+def _train(task: Task, scheme: Scheme, lr: float, steps: int, seed: int) -> Record:
     def make(model: nn.Module) -> torch.optim.Optimizer:
         return build(scheme.optimizer, model.named_parameters(), lr, WEIGHT_DECAY, **scheme.options)
 
     torch.manual_seed(seed)
-    return train(task, make, steps=steps, seed=seed, dtype=scheme.dtype, on_step=on_step)
+    return train(task, make, steps=steps, seed=seed, dtype=scheme.dtype)
 
 
 def _finite(loss: float) -> float:

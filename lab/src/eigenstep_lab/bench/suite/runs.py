@@ -1,24 +1,15 @@
-"""Runs and where their results are kept: one line of JSON for each, so that none is ever repeated.
-
-Several processes may add to one file; each line is written at once. A killed process may leave half a line, which
-readers pass over.
-"""
+"""Runs of the suite, each a line in a file of results."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 from ast import literal_eval
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import eigenstep
-
+from ... import store
 from ...console import UserError
 from .catalog import task_of
 from .peers import OURS, make_optimizer
@@ -99,25 +90,15 @@ def written(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{key}={value!r}".replace(" ", "") for key, value in sorted(options.items()))
 
 
-@lru_cache
 def code_version(optimizer: str) -> str:
-    """Return a fingerprint of the sources that our optimizers consist of, and nothing for others."""
-    if optimizer not in OURS:
-        return ""
-    root = Path(eigenstep.__file__).parent
-    sources = sorted(path for part in ("optim", "core") for path in (root / part).rglob("*.py"))
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:8]
+    """Return the version of the code of our optimizers, and nothing for others."""
+    return store.code_version() if optimizer in OURS else ""
 
 
 def read(path: Path) -> Results:
     """Read all results of a file; one that is not there has none."""
     results: Results = {}
-    lines = path.read_text().splitlines() if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            plain = json.loads(line)
-        except ValueError:
-            continue  # half a line of a process that was killed
+    for number, plain in store.lines(path):
         try:
             values = {f.name: plain[f.name] for f in fields(Run)}
             values["row"] = Row(plain["row"]["optimizer"], tuple(plain["row"]["options"]))
@@ -134,14 +115,7 @@ def read(path: Path) -> Results:
 def add(path: Path, run: Run, record: Record) -> None:
     """Add one result to a file; infinity, unknown to JSON, becomes null."""
     numbers = {key: value if math.isfinite(value) else None for key, value in asdict(record).items()}
-    line = json.dumps({**asdict(run), **numbers}, allow_nan=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # What comes before may be half a line, so a line also begins with a line break.
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(descriptor, f"\n{line}\n".encode())
-    finally:
-        os.close(descriptor)
+    store.add(path, {**asdict(run), **numbers})
 
 
 def result(path: Path, run: Run) -> Record:
