@@ -18,6 +18,7 @@ from eigenstep.manifold import SPDParameter, minimize_spd
 from eigenstep.manifold.directions import METHODS
 from eigenstep.manifold.retractions import RETRACTIONS
 from eigenstep_lab.baselines.rgd import cholesky_step, retraction_step
+from eigenstep_lab.extras import BarzilaiBorwein
 
 from .problems import log_det, random_spd
 
@@ -40,7 +41,7 @@ LEAST = {"indefinite": -1.0, "singular": -1.0, "ill-conditioned": 4 + 24 * math.
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, BarzilaiBorwein])
 def test_any_curvature(name: str, method: str) -> None:
     start = torch.diag(torch.tensor([1.01, 0.99, 1.02, 0.97]))
     result = minimize_spd(FUNCTIONS[name], start, method=method, max_iter=150)

@@ -13,12 +13,13 @@ from torch.testing import assert_close
 from eigenstep import Diagonal, Full, Kronecker
 from eigenstep.manifold import SPDResult, TangentView, minimize_spd
 from eigenstep.manifold.directions import METHODS, Metric
+from eigenstep_lab.extras import BarzilaiBorwein
 
 from .problems import log_det, nearness, random_spd
 
 
 @pytest.mark.parametrize("retraction", ["geodesic", "spectral"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, BarzilaiBorwein])
 def test_every_method_finds_the_inverse(method: str, retraction: str) -> None:
     Q = random_spd(8, 20.0)
     fun, least = log_det(Q)
@@ -239,7 +240,7 @@ def test_infeasible_starts(start: Tensor, error: type[Exception], message: str) 
         ({"method": "newton"}, ValueError, "method must be one of lbfgs"),
         ({"retraction": "qr"}, ValueError, "retraction must be one of geodesic"),
         ({"retraction": 3}, TypeError, "retraction must be one of geodesic, spectral, paper or a function, got int"),
-        ({"method": 3}, TypeError, "method must be one of lbfgs, barzilai-borwein, gradient or a function, got int"),
+        ({"method": 3}, TypeError, "method must be one of lbfgs, gradient or a function, got int"),
         ({"method": dict}, TypeError, "method must give a rule with window, propose and learn, got dict"),
         ({"lr": -1.0}, ValueError, "lr must be"),
         ({"momentum": 0.5}, ValueError, "momentum needs"),

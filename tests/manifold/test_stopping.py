@@ -13,6 +13,7 @@ from eigenstep.manifold import minimize_spd
 from eigenstep.manifold.directions import METHODS
 from eigenstep.manifold.objective import Objective, look_ahead
 from eigenstep.manifold.point import Euclidean, Point
+from eigenstep_lab.extras import BarzilaiBorwein
 
 from .problems import log_det, random_spd
 
@@ -53,7 +54,7 @@ def gap_of(problem: Problem, **options: object) -> tuple[bool, float, str]:
     return result.success, exact - least, result.message
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, BarzilaiBorwein])
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("make", [weighted, with_vector])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -65,7 +66,7 @@ def test_success_means_a_small_gap(
     assert not success or gap <= 10 * max(GTOL, 100 * torch.finfo(dtype).eps * abs(problem[2])), message
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, BarzilaiBorwein])
 def test_a_short_gradient_far_from_the_minimum_is_no_end(method: str) -> None:
     """At the start the gradient is shorter than `gtol`, and the minimum is a thousand units away."""
 

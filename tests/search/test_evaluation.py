@@ -1,4 +1,4 @@
-"""Functions that raise, return nonsense, run on workers, hang or die with their worker; many runs; noise; history."""
+"""Functions that raise, return nonsense, run on workers, hang or die with their worker; noise; history."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from eigenstep.search import History, Search, minimize, minimize_batch, run
+from eigenstep.search import History, Search, minimize, run
 from eigenstep.search.sampling import Reevaluation, rank_change
 
 from .problems import Array, ellipsoid, rosenbrock, sphere
@@ -121,55 +120,6 @@ def test_impossible_ways_to_evaluate() -> None:
 def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
     minimize(sphere, np.ones(2), 0.5, seed=0, max_evals=60, progress=True)
     assert "value" in capsys.readouterr().out
-
-
-# Many runs at once.
-
-
-@pytest.mark.parametrize("separable", [False, True])
-def test_many_runs_are_like_single_ones(separable: bool) -> None:
-    """They draw other random numbers, so what can be compared is how many evaluations they need."""
-    rng = np.random.default_rng(0)
-    starts = rng.standard_normal((20, 5))
-    many = minimize_batch(lambda x: ellipsoid(x, 100.0), starts, 1.0, seed=0, target=1e-8, separable=separable)
-    assert many.success.all()
-    assert many.x.shape == (20, 5)
-    np.testing.assert_allclose(ellipsoid(many.x, 100.0), many.fun)
-    method = "separable" if separable else "spectral"
-    single = [
-        minimize(lambda x: ellipsoid(x, 100.0), x0, 1.0, seed=i, target=1e-8, batched=True, method=method).nfev
-        for i, x0 in enumerate(starts)
-    ]
-    assert np.median(many.nfev) == pytest.approx(np.median(single), rel=0.1)
-
-
-def test_one_of_many_is_exactly_a_single_run() -> None:
-    """With the same random numbers: a batch of one."""
-    many = minimize_batch(sphere, np.ones((1, 4)), 0.5, seed=3, target=1e-6)
-    one = minimize(sphere, np.ones(4), 0.5, seed=3, target=1e-6, batched=True)
-    np.testing.assert_array_equal(many.x[0], one.x)
-    assert many.nfev[0] == one.nfev
-
-
-def test_finished_runs_stay_as_they_are_and_each_may_have_its_own_function() -> None:
-    centers = torch.tensor([[0.0] * 3, [50.0] * 3, [-9.0] * 3], dtype=torch.float64)
-
-    def fun(x: torch.Tensor) -> torch.Tensor:
-        assert x.shape[:1] == (3,)
-        return (x - centers[:, None]).square().sum(-1)
-
-    many = minimize_batch(fun, torch.zeros(3, 3, dtype=torch.float64), 0.1, seed=0)
-    assert many.success.all()
-    assert isinstance(many.x, torch.Tensor)
-    torch.testing.assert_close(many.x, centers, atol=1e-8, rtol=0)
-    assert many.nfev[0] < many.nfev[1]
-
-
-def test_bad_batches_of_runs() -> None:
-    with pytest.raises(ValueError, match="of shape"):
-        minimize_batch(sphere, np.ones(3), 0.5)
-    with pytest.raises(ValueError, match="values of shape"):
-        minimize_batch(lambda x: x, np.ones((2, 3)), 0.5)
 
 
 # Noise.

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from eigenstep.search import Search, SearchResult, minimize, minimize_batch
+from eigenstep.search import Search, SearchResult, minimize
 from eigenstep.search.sampling import Reevaluation, assign
 from eigenstep.search.search import FAILED_RESTARTS
 from eigenstep_lab.baselines.paper_nes import PaperNES
@@ -73,7 +73,6 @@ def test_functions_without_any_value_end_as_failed_and_without_success() -> None
         assert not result.success
         assert result.fun == math.inf
         assert result.failures == result.nfev
-    assert minimize_batch(lambda x: np.full(x.shape[:2], np.nan), np.ones((2, 3)), 0.5, tolx=0.4).success.sum() == 0
 
 
 @pytest.mark.parametrize("restarts", ["ipop", "bipop"])
@@ -201,11 +200,6 @@ def test_points_that_were_asked_for_or_looked_at_are_copies() -> None:
         assert float((search.best * search.best).sum()) == search.best_fun
 
 
-def test_a_batch_of_searches_hands_out_copies() -> None:
-    result = minimize_batch(spoiled, np.ones((3, 2)), 0.5, seed=0, target=1e-8)
-    np.testing.assert_array_equal(sphere(result.x), result.fun)
-
-
 # Starts and values.
 
 
@@ -220,8 +214,6 @@ def test_a_sigma_that_rounding_swallows_is_refused() -> None:
         minimize(sphere, [0.0, 1.0], 1e-17, tolx=0.0)
     with pytest.raises(ValueError, match="rounding swallows"):
         minimize(lambda x: float(x.sum()), torch.full((2,), 1e6), 1e-3)
-    with pytest.raises(ValueError, match="sigma0"):
-        minimize_batch(sphere, np.ones((2, 2)), 1e-30)
 
 
 @pytest.mark.parametrize("value", [1 + 2j, np.complex128(3), np.array(1j), torch.tensor(1j), None, "1.0", [1.0, 2.0]])
@@ -278,7 +270,6 @@ def test_the_allowed_evaluations_are_used_and_never_exceeded(max_evals: int, opt
     assert result.reason == "max_evals"
     if not options.get("noisy"):
         assert result.fun == sphere(result.x)
-    assert minimize_batch(sphere, np.ones((2, 3)), 0.5, max_evals=max_evals).nfev.max() == max_evals
 
 
 @pytest.mark.parametrize("chance", [0.3, 1.0])

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from eigenstep.search import METHODS, SCHEDULES, History, Search, minimize, minimize_batch
+from eigenstep.search import METHODS, SCHEDULES, History, Search, minimize
 from eigenstep.search.domain import to_numpy
 
 from .problems import Array, ellipsoid
@@ -210,22 +210,6 @@ ACTIONS = [
     inject,
     save_and_load,
 ]
-
-
-@settings(deadline=None, max_examples=60)
-@given(KINDS, st.integers(1, 4), st.integers(1, 4), st.integers(1, 300), st.integers(0, 1000))
-def test_batches_of_searches(kinds: list[str], runs: int, d: int, max_evals: int, seed: int) -> None:
-    fun = Hostile([kind for kind in kinds if kind != "raise"] or ["nan"], seed)
-
-    def values(x: Array) -> Array:
-        return np.array([fun.rows(run) for run in x])
-
-    with np.errstate(over="ignore"):
-        result = minimize_batch(values, np.ones((runs, d)), 0.5, seed=seed, max_evals=max_evals, tolx=1e-3)
-    assert (result.nfev <= max_evals).all()
-    assert np.isfinite(result.fun[result.success]).all()
-    assert not np.isnan(result.fun).any()
-    assert np.isfinite(result.x).all()
 
 
 # Damaged histories.

@@ -4,18 +4,6 @@ from .descent import FitResult, Iterate
 from .estimates import elbo
 from .fit import fit_gaussian, laplace
 from .gaussian import Gaussian
-from .kalman import State, ensemble_inversion, kalman_filter
 from .models import Supervised
 
-__all__ = [
-    "FitResult",
-    "Gaussian",
-    "Iterate",
-    "State",
-    "Supervised",
-    "elbo",
-    "ensemble_inversion",
-    "fit_gaussian",
-    "kalman_filter",
-    "laplace",
-]
+__all__ = ["FitResult", "Gaussian", "Iterate", "Supervised", "elbo", "fit_gaussian", "laplace"]

@@ -93,8 +93,8 @@ def minimize_spd(
         factored: give ``fun`` the factored matrix with its methods ``matmul``, ``solve``, ``logdet``, ``log_prob``
             and so on (``TangentView``) in place of a dense tensor: more accurate where the matrix is
             ill-conditioned, because nothing needs to be decomposed or inverted.
-        method: "lbfgs", "barzilai-borwein" (needs less memory) or "gradient", each with a search for the step size, or
-            a function that makes a rule of your own (``eigenstep.manifold.directions.Direction``).
+        method: "lbfgs" or "gradient", each with a search for the step size, or a function that makes a rule of your own
+            (``eigenstep.manifold.directions.Direction``).
         retraction: how the matrix follows a step: "geodesic" (exact; takes a singular value decomposition where
             eigenvalues are needed), "spectral" (the paper's update without any decomposition, made safe at equal
             eigenvalues), "paper" (the paper's update to the letter), or a function (see

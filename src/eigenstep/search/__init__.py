@@ -1,6 +1,5 @@
 """Search without gradients: minimize functions of which only values are known."""
 
-from .batch import BatchResult, minimize_batch
 from .driver import SearchResult, minimize, run
 from .history import History
 from .runs import REASONS, SCHEDULES, Start
@@ -11,13 +10,11 @@ __all__ = [
     "METHODS",
     "REASONS",
     "SCHEDULES",
-    "BatchResult",
     "Distribution",
     "History",
     "Search",
     "SearchResult",
     "Start",
     "minimize",
-    "minimize_batch",
     "run",
 ]

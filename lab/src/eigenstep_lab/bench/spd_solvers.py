@@ -23,6 +23,7 @@ from eigenstep.manifold import minimize_spd
 
 from ..baselines import rgd
 from ..console import require_peer
+from ..extras import BarzilaiBorwein
 from ..problems.spd import Problem
 
 
@@ -146,7 +147,7 @@ def pymanopt(meter: Meter, optimizer: str) -> None:
 
 SEARCHING: dict[str, Solver] = {
     "ours": partial(ours, method="lbfgs"),
-    "ours, Barzilai-Borwein": partial(ours, method="barzilai-borwein"),
+    "ours, Barzilai-Borwein": partial(ours, method=BarzilaiBorwein),
     "ours, no decomposition": partial(ours, method="lbfgs", retraction="spectral"),
     "pymanopt steepest descent": partial(pymanopt, optimizer="SteepestDescent"),
     "pymanopt conjugate gradient": partial(pymanopt, optimizer="ConjugateGradient"),

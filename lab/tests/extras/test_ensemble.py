@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from eigenstep.inference import ensemble_inversion, fit_gaussian
-
-from .problems import random_spd
+from eigenstep.inference import fit_gaussian
+from eigenstep_lab.extras import ensemble_inversion
+from inference.problems import random_spd
 
 
 def test_linear_models_exactly() -> None:

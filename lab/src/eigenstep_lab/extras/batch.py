@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.arguments import check_function, check_number
-from ..core.numpy_twin import Array
-from .domain import Form, Point, check_options, check_population, check_start, to_numpy
-from .runs import MAX_CONDITION
-from .sampling import sanitize
-from .spectral import SpectralGaussian, usual_population
+from eigenstep.core.arguments import check_function, check_number
+from eigenstep.core.numpy_twin import Array
+from eigenstep.search.domain import Form, Point, check_options, check_population, check_start, to_numpy
+from eigenstep.search.runs import MAX_CONDITION
+from eigenstep.search.sampling import sanitize
+from eigenstep.search.spectral import SpectralGaussian, usual_population
 
 
 @dataclass(frozen=True)

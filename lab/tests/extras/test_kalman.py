@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from eigenstep.inference import State, kalman_filter
-from eigenstep.inference.kalman import correct, predict
-
-from .problems import random_spd
+from eigenstep_lab.extras import State, kalman_filter
+from eigenstep_lab.extras.kalman import correct, predict
+from inference.problems import random_spd
 
 
 def textbook(mean: Tensor, P: Tensor, measurements: Tensor, F: Tensor, Q: Tensor, C: Tensor, R: Tensor) -> list[Tensor]:
