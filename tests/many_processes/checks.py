@@ -261,6 +261,26 @@ def subgroups(_: Path) -> Any:
     return found
 
 
+@on_ranks(4)
+def absent(_: Path) -> Any:
+    """Rank 3 has none of the parameters that it should share with rank 2, only one that all share."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))["column"]
+    everywhere = nn.Parameter(torch.ones(4, 3))
+    params = [everywhere]
+    if dist.get_rank() != 3:
+        shape = torch.Size([4, 3])
+        one = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)], run_check=False, shape=shape, stride=(3, 1))
+        params.append(nn.Parameter(one))
+    for param in params:
+        param.grad = torch.ones_like(param)
+    began = time.monotonic()
+    try:
+        Spectral(params, lr=0.01).step()
+    except ValueError as error:
+        return str(error), time.monotonic() - began, bool((everywhere == 1).all())
+    return "", time.monotonic() - began, False
+
+
 @on_ranks(2)
 def independent(_: Path) -> Any:
     """Ranks that do not work together: everything is stepped everywhere."""

@@ -75,3 +75,10 @@ def test_subgroups_decide_together(found: Results, axes: tuple[str, ...]) -> Non
         assert results["skipped", axes] == concerned
         assert ("options", axes) in results if concerned else ("options", axes) not in results
         assert "different options" in results.get(("options", axes), "different options")
+
+
+def test_a_rank_without_any_parameters_of_a_mesh_is_noticed(found: Results) -> None:
+    for rank, (message, seconds, unchanged) in enumerate(found["absent", 4]):
+        assert ("ranks [3] have none" if rank == 2 else "rank 2 cannot take this step") in message
+        assert seconds < 20
+        assert unchanged

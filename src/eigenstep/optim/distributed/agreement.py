@@ -7,8 +7,10 @@ without that, some would wait for messages that never come.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +33,8 @@ SENTENCES: Mapping[str, str] = {
 DIFFERENT = RAISE + 1
 REFUSED = DIFFERENT + len(SENTENCES)
 """Verdicts from here on: rank 0, 1, ... cannot take the step."""
+GRACE, LONGEST = 10.0, datetime.timedelta(minutes=30)
+"""How long to wait for a rank that steps other parameters but none of a group's, and for one that has not stepped."""
 MASK = 2**62 - 1
 """Digests have so many bits, so that they can be negated."""
 
@@ -97,6 +101,23 @@ def vote(
     worst, more, *most = sent.tolist()
     different = [DIFFERENT + index for index in range(len(SENTENCES)) if most[2 * index] != -most[2 * index + 1]]
     return max([worst, *different]), bool(more)
+
+
+def absent(group: dist.ProcessGroup) -> list[int]:
+    """Tell others that this rank steps parameters of a group, and return those of its ranks that only step others.
+
+    These would be waited for in vain. Who steps what is written down in the store by which the ranks found each other.
+    """
+    store, ranks = dist.distributed_c10d._get_default_store(), dist.get_process_group_ranks(group)
+    for key in (f"{group.group_name}/", ""):
+        store.set(f"eigenstep/{key}{dist.get_rank()}", "steps")
+    store.wait([f"eigenstep/{rank}" for rank in ranks], LONGEST)
+    end = time.monotonic() + GRACE
+    while missing := [rank for rank in ranks if not store.check([f"eigenstep/{group.group_name}/{rank}"])]:
+        if time.monotonic() > end:
+            break
+        time.sleep(0.05)
+    return missing
 
 
 def sentence(verdict: int) -> str:

@@ -33,6 +33,10 @@ from .sharded_state import own_part
 ROUND_BYTES = 64 * 2**20
 """About how much a rank steps in one round."""
 
+MISSING = (
+    "ranks {} have none of the parameters that this rank shares with them, so they cannot step together: give the "
+    "optimizer the same parameters on all ranks of their device mesh"
+)
 Groups = Sequence[dict[str, Any]]
 Directions = Callable[[list[Tensor], list[Tensor], int], list[Tensor]]
 """Computes steps, given parameters of which this rank steps a part, the gradients of these parts, and a number that
@@ -100,6 +104,9 @@ class Sharding:
         admitted, unsure = [], []
         error: ValueError | None = None
         for team in teams:
+            if missing := team.absent():
+                error, verdict = ValueError(MISSING.format(missing)), agreement.REFUSED + dist.get_rank()
+                continue
             said = agreement.statement(groups, lambda p: self._team_of.get(p) is team, set(candidates))  # noqa: B023
             verdict, again = team.vote(verdict, said, teams, device)
             found = [c for param, c in candidates.items() if self._team_of[param] is team]
@@ -184,11 +191,18 @@ class Team:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.ranks = dist.get_process_group_ranks(group)
         self._loads: Any = 0.0
+        self._complete = False
         self._rounds: dict[tuple[int, ...], list[Round]] = {}
 
     def place(self) -> tuple[Any, ...]:
         """Return what puts all teams of all ranks into one order."""
         return self.size, self.ranks, self.group.group_name
+
+    def absent(self) -> list[int]:
+        """Return the ranks of the team that step other parameters but none of the team's."""
+        missing = [] if self._complete else agreement.absent(self.group)
+        self._complete = not missing
+        return missing
 
     def vote(
         self, verdict: int | Tensor, said: Mapping[str, int | Tensor], teams: Sequence[Team], device: torch.device
