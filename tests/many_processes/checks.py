@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -264,7 +264,8 @@ def subgroups(_: Path) -> Any:
 @on_ranks(4)
 def absent(_: Path) -> Any:
     """Rank 3 has none of the parameters that it should share with rank 2, only one that all share."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))["column"]
+    pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    mesh = DeviceMesh.from_group(pairs[dist.get_rank() // 2], "cpu")
     everywhere = nn.Parameter(torch.ones(4, 3))
     params = [everywhere]
     if dist.get_rank() != 3:
