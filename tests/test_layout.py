@@ -22,7 +22,6 @@ SOURCES = {
 }
 LINES_OF_THE_LIBRARY, LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 9_500, 400, 60
 INSTALLED_APART = {
-    "eigenstep.search.optuna_sampler",
     "eigenstep.integrations.axolotl",
     "eigenstep.integrations.torchtitan",
 }

@@ -1,8 +1,7 @@
-"""What the optimizer tells about itself: summaries, spectra and their log."""
+"""What the optimizer tells about itself: summaries and spectra."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,21 +11,18 @@ from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 from eigenstep import Kronecker, Spectral
-from eigenstep.optim import SpectraLog
 
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
-def train(model: nn.Module, optimizer: Spectral, steps: int, log: SpectraLog | None = None) -> None:
+def train(model: nn.Module, optimizer: Spectral, steps: int) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
         x = torch.randn(32, 12)
         (model(x) - x[:, :4].sin()).square().mean().backward()
         optimizer.step()
-        if log is not None:
-            log.record(optimizer)
 
 
 class TestSummary:
@@ -125,37 +121,3 @@ class TestSpectra:
             optimizer.step()
             speeds.append(optimizer.spectra()["group 0 #0"]["speed_0"].item())
         assert sum(speeds[-50:]) / 50 < sum(speeds[:20]) / 20 / 2
-
-
-class TestLog:
-    def test_records_and_draws(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        pytest.importorskip("matplotlib")
-        model, log = network(), SpectraLog(points=5)
-        optimizer = Spectral(model.named_parameters(), max_ratio=None)
-        train(model, optimizer, 12, log)
-        assert log.steps == list(range(1, 13))
-        assert list(log.snapshots) == [f"{name}, side {axis}" for name in ("0.weight", "2.weight") for axis in (0, 1)]
-        step, snapshot = log.snapshots["0.weight, side 0"][-1]
-        found = optimizer.spectra()["0.weight"]
-        assert step == 12
-        assert len(snapshot.eigenvalues) == 5
-        assert snapshot.condition == pytest.approx(found["condition_0"].item())
-        assert snapshot.eigenvalues[0] / snapshot.eigenvalues[-1] == pytest.approx(snapshot.condition)
-        assert snapshot.speed == pytest.approx(found["speed_0"].item())
-        picture = log.plot(tmp_path / "spectra.png")
-        assert picture.read_bytes().startswith(b"\x89PNG")
-        assert "spectra.png" in capsys.readouterr().out
-        assert log.plot(tmp_path / "one.svg", side="2.weight, side 1").exists()
-
-    def test_mistakes(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="points must be at least 2"):
-            SpectraLog(points=1)
-        log = SpectraLog()
-        log.record(Spectral(network().parameters()))
-        with pytest.raises(ValueError, match="nothing to draw"):
-            log.plot(tmp_path / "empty.png")
-        model = network()
-        optimizer = Spectral(model.named_parameters())
-        train(model, optimizer, 2, log)
-        with pytest.raises(ValueError, match=r"side must be one of '0\.weight, side 0'"):
-            log.plot(tmp_path / "wrong.png", side="bias")

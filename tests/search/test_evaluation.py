@@ -7,12 +7,11 @@ import os
 import time
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from eigenstep.search import History, Search, minimize, run
+from eigenstep.search import Search, minimize
 from eigenstep.search.sampling import Reevaluation, rank_change
 
 from .problems import Array, ellipsoid, rosenbrock, sphere
@@ -163,25 +162,6 @@ def test_without_noise_little_is_evaluated_twice() -> None:
 
 
 # History.
-
-
-def test_history_is_written_read_and_drawn(tmp_path: Path) -> None:
-    search = Search(np.ones(3), 0.5, seed=0, bounds=(-2, 2), restarts="ipop", max_evals=3000)
-    history = run(search, ellipsoid, batched=True).history
-    history.save(tmp_path / "h.npz")
-    again = History.load(tmp_path / "h.npz")
-    for key, value in history.as_dict().items():
-        np.testing.assert_array_equal(value, again.as_dict()[key])
-    history.save(tmp_path / "h.csv")
-    lines = (tmp_path / "h.csv").read_text().splitlines()
-    assert lines[0].split(",")[:3] == ["nfev", "fun", "best"]
-    assert len(lines) == len(history) + 1
-    assert history.plot(tmp_path / "h.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match="must end in"):
-        history.save(tmp_path / "h.txt")
-    (tmp_path / "bad.npz").write_text("nothing")
-    with pytest.raises(ValueError, match="not a history"):
-        History.load(tmp_path / "bad.npz")
 
 
 def test_history_knows_the_shape_of_the_function() -> None:

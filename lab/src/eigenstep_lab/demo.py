@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from eigenstep.optim import Spectral
-from eigenstep.plotting import figure, save
 
 from .console import LARGEST_SEED, between, print_table, progress
 from .lines import look
+from .plotting import figure, save
 from .problems.tasks import TASKS, Record, train
 from .registry import build
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eigenstep.plotting import figure, save
+from .plotting import figure, save
 
 Curve = tuple[Sequence[float], Sequence[float]]
 OURS = "#D55E00"

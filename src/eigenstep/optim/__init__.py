@@ -1,8 +1,7 @@
 """Optimizers that precondition gradients with learned curvature."""
 
 from .for_model import for_model
-from .inspect import SpectraLog
 from .recipes import SpectralFast, SpectralPaper
 from .spectral import Spectral
 
-__all__ = ["SpectraLog", "Spectral", "SpectralFast", "SpectralPaper", "for_model"]
+__all__ = ["Spectral", "SpectralFast", "SpectralPaper", "for_model"]

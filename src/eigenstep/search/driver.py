@@ -28,9 +28,8 @@ from .search import Search
 class SearchResult(Result):
     """What came out of a search without gradients.
 
-    ``reason`` is a key of ``eigenstep.search.REASONS``; ``history`` is a ``eigenstep.search.History``, which
-    ``history.plot("search.png")`` draws; ``success`` says whether the search has converged or, if there is one, reached
-    the target, at a point with a finite value.
+    ``reason`` is a key of ``eigenstep.search.REASONS``; ``history`` is a ``eigenstep.search.History``; ``success`` says
+    whether the search has converged or, if there is one, reached the target, at a point with a finite value.
 
     Attributes:
         x: the best point found; with ``noisy=True`` the center of the distribution.

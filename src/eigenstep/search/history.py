@@ -1,18 +1,13 @@
-"""What happened: a record of each generation that never grows too long, its files, and its picture.
+"""What happened: a record of each generation that never grows too long.
 
 Beside it, what a search has asked for, and its whole state as plain arrays and numbers, and back.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +23,6 @@ if TYPE_CHECKING:
 
 LIMIT = 200  # When there are this many records, every second one is forgotten and half as many are made from then on
 SHOWN = 64  # Of longer vectors, this many evenly spaced entries are recorded
-LARGEST_ARRAY = 1_000_000  # Bytes of the largest array that a file may hold, several times LIMIT * SHOWN numbers
 
 
 @dataclass
@@ -106,85 +100,11 @@ class History:
         lists = {n: list(arrays[n]) if n in VECTORS else arrays[n].tolist() for n in LISTS}
         return cls(**lists, stride=stride, seen=seen)
 
-    def save(self, path: str | Path) -> None:
-        """Write a table of numbers (``.csv``) or all records (``.npz``, for ``load``)."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.suffix == ".npz":
-            np.savez_compressed(target, **self.as_dict())
-        elif target.suffix == ".csv":
-            columns = [name for name in LISTS if not len(self) or np.ndim(getattr(self, name)[0]) == 0]
-            with target.open("w", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(columns)
-                writer.writerows(zip(*(getattr(self, name) for name in columns), strict=True))
-        else:
-            raise ValueError(f"path must end in .csv or .npz, got {target.name!r}")
-
-    @classmethod
-    def load(cls, path: str | Path) -> History:
-        """Read what ``save`` wrote to an ``.npz`` file, or raise a ``ValueError`` if that is something else.
-
-        The file is not trusted: nothing in it is executed, and at most a few megabytes of it are read.
-        """
-        try:
-            return cls.from_dict(read_arrays(Path(path), (*LISTS, *NUMBERS)))
-        except Exception as error:  # a damaged archive can make its readers raise almost anything
-            raise ValueError(f"{path} is not a history that was saved as .npz, or is damaged ({error!r})") from error
-
-    def plot(self, path: str | Path) -> Path:
-        """Draw values, step size, coordinates, axes and deviations against evaluations, as users of pycma know it."""
-        from .. import plotting as plots
-
-        drawn, axes = plots.figure(columns=2, rows=2)
-        best = np.array(self.best)
-        above = np.array(self.fun) - best[np.isfinite(best)].min(initial=np.inf)
-        values, *others = axes.flat
-        values.plot(self.nfev, np.abs(self.fun), label="|value|, best of the generation")
-        values.plot(self.nfev, np.where(above > 0, above, np.nan), label="value minus the least of all")
-        values.plot(self.nfev, self.sigma, label="step size σ")
-        values.plot(self.nfev, self.ratio, label="axis ratio")
-        for ax, vectors in zip(others, (self.mean, self.axes, self.deviations), strict=True):
-            ax.plot(self.nfev, np.array(vectors), linewidth=0.8)
-        titles = {
-            "values": "log",
-            "coordinates of the mean": "linear",
-            "lengths of the axes": "log",
-            "deviations": "log",
-        }
-        for ax, (title, scale) in zip(axes.flat, titles.items(), strict=True):
-            ax.set(title=title, xlabel="evaluations", yscale=scale)
-            for at in np.flatnonzero(np.diff(self.run)):
-                ax.axvline(self.nfev[at + 1], color="gray", linestyle=":", linewidth=0.8)
-        values.legend(fontsize=7)
-        return plots.save(drawn, path)
-
 
 NUMBERS = ("stride", "seen")
 VECTORS = ("axes", "mean", "deviations")
 WHOLE = ("nfev", "population", "run")
 LISTS = tuple(entry.name for entry in fields(History) if entry.name not in NUMBERS)
-
-
-def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Read arrays of numbers from an ``.npz`` file; NumPy's reader would allocate what a damaged header claims."""
-    arrays = {}
-    with zipfile.ZipFile(path) as archive:
-        for name in names:
-            with archive.open(f"{name}.npy") as member:
-                content = member.read(LARGEST_ARRAY + 1)
-                if len(content) > LARGEST_ARRAY:  # a whole one was compared with its checksum
-                    raise ValueError(f"{name!r} is too large")
-            file = io.BytesIO(content)
-            version = np.lib.format.read_magic(file)
-            if version != (1, 0):
-                raise ValueError(f"{name!r} has version {version}")
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=1000)
-            data = content[file.tell() :]
-            if fortran or dtype.hasobject or math.prod(shape) * dtype.itemsize != len(data):
-                raise ValueError(f"{name!r} does not hold what its header says")
-            arrays[name] = np.frombuffer(data, dtype).reshape(shape)
-    return arrays
 
 
 def thin(vector: Array) -> Array:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from eigenstep import Spectral
-from eigenstep.plotting import figure, save
 
 from ..console import UserError, print_table, track
 from ..data.datasets import find
+from ..plotting import figure, save
 from ..problems.tasks import Task, picture_task, text_task
 from ..results import Table
 from .prediction import SOAP, KLShampoo, Layers, Learner, Shipped, follow, record, stack

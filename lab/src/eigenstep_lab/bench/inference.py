@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from eigenstep.plotting import figure, save
-
 from ..console import UserError
+from ..plotting import figure, save
 from ..results import Table, Verdict, verdict_table
 from .inference_fits import BIASED, UNBIASED, linear, logistic, network
 

@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from eigenstep.plotting import figure, save
 from eigenstep.search import Search
 
 from ..console import UserError, require_peer, track, write_json
 from ..lines import look
+from ..plotting import figure, save
 from ..problems.functions import FUNCTIONS
 from ..results import Table, Verdict, verdict_table
 from .search_bbob import BUDGET, run_function, summarize

@@ -19,10 +19,10 @@ import torch
 
 from eigenstep.core.matrices import Full
 from eigenstep.manifold.retractions import RETRACTIONS
-from eigenstep.plotting import figure, save
 
 from ..baselines import rgd
 from ..console import UserError, track
+from ..plotting import figure, save
 from ..problems.spd import PROBLEMS, random_spd
 from . import spd_stochastic
 from .spd_solvers import FIXED, RATES, SEARCHING, Meter, best_fixed

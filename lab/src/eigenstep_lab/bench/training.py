@@ -22,10 +22,9 @@ from typing import Any
 
 import torch
 
-from eigenstep.plotting import figure, save
-
 from ..console import UserError, track, write_json
 from ..lines import look
+from ..plotting import figure, save
 from ..problems.tasks import TASKS, Task, train
 from ..registry import OPTIMIZERS, build
 from ..results import Table, Verdict, verdict_table

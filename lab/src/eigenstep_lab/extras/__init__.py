@@ -1,8 +1,21 @@
-"""Relatives of what the library does: filters, inverse problems, batches of searches, another descent."""
+"""Relatives of what the library does: filters, inverse problems, batches and pictures of searches, logs of spectra."""
 
 from .batch import BatchResult, minimize_batch
 from .descent import BarzilaiBorwein
 from .ensemble import ensemble_inversion
+from .histories import load_history, plot_history, save_history
 from .kalman import State, kalman_filter
+from .spectra_log import SpectraLog
 
-__all__ = ["BarzilaiBorwein", "BatchResult", "State", "ensemble_inversion", "kalman_filter", "minimize_batch"]
+__all__ = [
+    "BarzilaiBorwein",
+    "BatchResult",
+    "SpectraLog",
+    "State",
+    "ensemble_inversion",
+    "kalman_filter",
+    "load_history",
+    "minimize_batch",
+    "plot_history",
+    "save_history",
+]

@@ -15,9 +15,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from eigenstep.plotting import figure
-
 from ..console import atomic_write, write_json
+from ..plotting import figure
 from ..results import Panel, Result, Table, Verdict
 
 # Okabe and Ito's colors, which people with color blindness can tell apart.

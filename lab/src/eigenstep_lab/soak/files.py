@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from eigenstep.search import History, Search
+from eigenstep.search import Search
 
 from ..console import UserError
+from ..extras import load_history, save_history
 from ..train import checkpoint
 from .training import check
 
@@ -40,12 +41,12 @@ def _damage_history(chance: np.random.Generator, path: Path) -> int:
     for _ in range(3):
         points = np.asarray(search.ask())
         search.tell(points, (points**2).sum(-1))
-    search.history.save(path)
+    save_history(search.history, path)
     whole = path.read_bytes()
     for _ in range(5):
         path.write_bytes(_damaged(chance, whole))
         try:
-            History.load(path)  # a byte between its entries may mean nothing
+            load_history(path)  # a byte between its entries may mean nothing
         except ValueError:
             noticed += 1
     return noticed

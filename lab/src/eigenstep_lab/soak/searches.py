@@ -12,6 +12,7 @@ import numpy as np
 from eigenstep.search import History, Search
 
 from ..baselines.paper_nes import PaperNES
+from ..extras import load_history, save_history
 from .training import check
 
 METHODS: tuple[Any, ...] = ("spectral", "separable", PaperNES)
@@ -60,8 +61,8 @@ def search(chance: np.random.Generator) -> dict[str, int]:
 
 def _check_history(history: History) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        history.save(Path(folder, "history.npz"))
-        again = History.load(Path(folder, "history.npz")).as_dict()
+        save_history(history, Path(folder, "history.npz"))
+        again = load_history(Path(folder, "history.npz")).as_dict()
     for name, value in history.as_dict().items():
         same = np.array_equal(np.asarray(value), np.asarray(again[name]), equal_nan=True)
         check(same, f"{name!r} of a history differs after it was saved and loaded")

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from .core.result import require
+from eigenstep.core.result import require
 
 
 def figure(columns: int = 1, rows: int = 1, width: float = 5.5, height: float = 3.8) -> tuple[Any, Any]:
     """Return a new figure and its grid of axes, drawn without a screen."""
-    require("matplotlib", "eigenstep[plots]").use("Agg")
-    pyplot = require("matplotlib.pyplot", "eigenstep[plots]")
+    require("matplotlib", "matplotlib").use("Agg")
+    pyplot = require("matplotlib.pyplot", "matplotlib")
     drawn, axes = pyplot.subplots(
         rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained"
     )
@@ -21,7 +21,7 @@ def figure(columns: int = 1, rows: int = 1, width: float = 5.5, height: float = 
 
 def shade(position: float) -> Any:
     """Return the color of a place between 0, the first, and 1, the last."""
-    return require("matplotlib", "eigenstep[plots]").colormaps["viridis"](0.9 * position)
+    return require("matplotlib", "matplotlib").colormaps["viridis"](0.9 * position)
 
 
 def save(drawn: Any, path: str | Path) -> Path:
@@ -29,6 +29,6 @@ def save(drawn: Any, path: str | Path) -> Path:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     drawn.savefig(target, dpi=120)
-    require("matplotlib.pyplot", "eigenstep[plots]").close(drawn)
+    require("matplotlib.pyplot", "matplotlib").close(drawn)
     print(f"Picture written to {target}")
     return target

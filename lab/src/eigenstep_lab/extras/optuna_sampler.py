@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.numpy_twin import Array
-from ..core.result import require
-from .search import Search
+from eigenstep.core.numpy_twin import Array
+from eigenstep.core.result import require
+from eigenstep.search.search import Search
 
 optuna = require("optuna", "optuna")
 BaseSampler: Any = optuna.samplers.BaseSampler

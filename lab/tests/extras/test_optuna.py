@@ -10,7 +10,7 @@ import pytest
 
 optuna = pytest.importorskip("optuna")
 
-from eigenstep.search.optuna_sampler import Axis, SpectralSampler  # noqa: E402
+from eigenstep_lab.extras.optuna_sampler import Axis, SpectralSampler  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
