@@ -320,7 +320,7 @@ class Spectral(Optimizer):
         if isinstance(stack, Diagonals):
             return stack.directions(group, gradients, samples)
         rates = options.rates_of(group, stack.state["scale"])
-        params = [member.param for member in stack.members]
+        params = list(map(attrgetter("param"), stack.members))
         gradient = stack.gather(list(map(gradients.__getitem__, params)))
         vectors = given = None
         if samples and (equal := equal_vectors(params, samples, gradients)) is not None:
