@@ -16,6 +16,7 @@ from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.maps import truncated_exp
 from eigenstep.core.matrices import Diagonal, Full, Identity
 from eigenstep.core.step import update
+from eigenstep_lab.baselines.van_loan import nearest_kronecker
 
 from .cases import random_full, random_kronecker, random_spd
 
@@ -107,13 +108,13 @@ DENSE: dict[str, Case] = {
     "diagonal not positive": (lambda: Diagonal.from_dense(-eye(2)), ValueError, ["matrix", "positive definite", "-1"]),
     "integers": (lambda: Full.from_dense(eye(2).long()), TypeError, ["matrix", "floating-point", "int64"]),
     "half precision": (lambda: Full.from_dense(eye(2).half()), TypeError, ["matrix", "float32 or float64", "float16"]),
-    "Kronecker sizes": (lambda: Kronecker.from_dense(eye(6), [2, 2]), ValueError, ["sizes", "(2, 2)", "4", "(6, 6)"]),
+    "Kronecker sizes": (lambda: nearest_kronecker(eye(6), [2, 2]), ValueError, ["sizes", "(2, 2)", "4", "(6, 6)"]),
     "Kronecker indefinite": (
-        lambda: Kronecker.from_dense(torch.diag(torch.tensor([1.0, 1, 1, -2])), [2, 2]),
+        lambda: nearest_kronecker(torch.diag(torch.tensor([1.0, 1, 1, -2])), [2, 2]),
         ValueError,
         ["matrix", "positive definite"],
     ),
-    "Kronecker negative": (lambda: Kronecker.from_dense(-eye(4), [2, 2]), ValueError, ["matrix", "positive definite"]),
+    "Kronecker negative": (lambda: nearest_kronecker(-eye(4), [2, 2]), ValueError, ["matrix", "positive definite"]),
 }
 
 EVENTS: dict[str, Case] = {

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eigenstep import Diagonal, Full, Kronecker
 from eigenstep.core.matrices import SPD
+from eigenstep_lab.baselines.van_loan import nearest_kronecker
 
 
 def random_spd(n: int, condition: float = 10.0, batch: tuple[int, ...] = ()) -> Tensor:
@@ -32,7 +33,7 @@ def structures() -> dict[str, SPD]:
         "full tied": Full.from_dense(torch.diag(torch.tensor([2.0, 2.0, 3.0, 2.0]))),
         "full batch": Full.from_dense(random_spd(3, batch=(2,))),
         "diagonal": Diagonal(torch.tensor([0.5, 1.0, 3.0])),
-        "kronecker": Kronecker.from_dense(torch.kron(random_spd(2), random_spd(3)), (2, 3)),
+        "kronecker": nearest_kronecker(torch.kron(random_spd(2), random_spd(3)), (2, 3)),
         "kronecker batch": Kronecker.identity((2, 3), batch=(2,)),
         "kronecker mixed": mixed,
     }

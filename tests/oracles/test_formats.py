@@ -11,10 +11,10 @@ from torch import Tensor
 
 from eigenstep import Dense, Full, Kronecker, OuterProducts, Spectral, project, update
 from eigenstep.core import generators, maps
-from eigenstep.core.kronecker import nearest_kronecker
 from eigenstep.core.numerics import accumulation_dtype, contract, matmul
 from eigenstep.optim.kernel import _grafted_step, _precondition, step
 from eigenstep.optim.state import Rates, Rule, new_state
+from eigenstep_lab.baselines.van_loan import nearest_factors
 
 FORMATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 ORTHOGONAL: list[Callable[[Tensor], Tensor]] = [*maps.ORTHOGONAL.values(), maps.inverse_cayley, maps.reorthonormalize]
@@ -58,7 +58,7 @@ def numbers() -> list[Tensor]:
     skew = random(4, 4) - random(4, 4).mT
     found += [function(skew) for function in ORTHOGONAL if function is not maps.inverse_cayley]
     found += [maps.inverse_cayley(maps.cayley(skew)), maps.orthogonality_defect(skew)]
-    found += nearest_kronecker(random(6, 6) @ random(6, 6).mT, (2, 3), ("full", "diagonal"))
+    found += nearest_factors(random(6, 6) @ random(6, 6).mT, (2, 3), ("full", "diagonal"))
     found += [Full.from_dense(random(3, 3) @ random(3, 3).mT).dense()]
     return found
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from eigenstep import Full, Kronecker
-from eigenstep.core.kronecker import nearest_kronecker
+from eigenstep_lab.baselines.van_loan import nearest_factors, nearest_kronecker
 
 from .test_update import full, random
 
@@ -28,7 +28,7 @@ def test_nearest_product_of_small_matrices() -> None:
     root = random(6, 6)
     matrix = root @ root.mT
     for unit in (1.0, 2.0**-60):
-        found = Kronecker.from_dense(unit * matrix, (2, 3)).dense() / unit
+        found = nearest_kronecker(unit * matrix, (2, 3)).dense() / unit
         # Van Loan and Pitsianis: the leading singular vectors of the matrix with its blocks as rows.
         blocks = matrix.numpy().reshape(2, 3, 2, 3).transpose(0, 2, 1, 3).reshape(4, 9)
         u, s, v = np.linalg.svd(blocks)
@@ -40,9 +40,9 @@ def test_nearest_product_of_batches() -> None:
     root = random(2, 3, 6, 6)
     matrix = root @ root.mT
     for sizes, kinds in (((2, 3), ("full", "diagonal")), ((6,), ("full",)), ((3, 2), ("identity", "identity"))):
-        found = nearest_kronecker(matrix, sizes, kinds)
+        found = nearest_factors(matrix, sizes, kinds)
         for i, j in np.ndindex(2, 3):
-            single = nearest_kronecker(matrix[i, j], sizes, kinds)
+            single = nearest_factors(matrix[i, j], sizes, kinds)
             products = [kron(factors) for factors in (single, [factor[i, j] for factor in found])]
             assert (products[0] - products[1]).abs().max() < 1e-9
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from eigenstep.search import History, Search, minimize, run
 from eigenstep_lab.extras import load_history, plot_history, save_history
+from eigenstep_lab.extras.histories import history_as_dict
 from search.problems import ellipsoid
 from search.test_random_use import check_sentence
 
@@ -23,8 +24,8 @@ def test_history_is_written_read_and_drawn(tmp_path: Path) -> None:
     history = run(search, ellipsoid, batched=True).history
     save_history(history, tmp_path / "h.npz")
     again = load_history(tmp_path / "h.npz")
-    for key, value in history.as_dict().items():
-        np.testing.assert_array_equal(value, again.as_dict()[key])
+    for key, value in history_as_dict(history).items():
+        np.testing.assert_array_equal(value, history_as_dict(again)[key])
     save_history(history, tmp_path / "h.csv")
     lines = (tmp_path / "h.csv").read_text().splitlines()
     assert lines[0].split(",")[:3] == ["nfev", "fun", "best"]
@@ -81,8 +82,8 @@ def check_damage(saved: bytes, damaged: bytes, tmp_path_factory: pytest.TempPath
     if kept is not None:
         whole = load(saved, tmp_path_factory)
         assert whole is not None
-        for name, value in whole.as_dict().items():
-            np.testing.assert_array_equal(value, kept.as_dict()[name])
+        for name, value in history_as_dict(whole).items():
+            np.testing.assert_array_equal(value, history_as_dict(kept)[name])
 
 
 class Trap:
@@ -114,9 +115,9 @@ WRONG: dict[str, Any] = {
 def test_files_with_other_contents_are_refused(name: str, wrong: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     history = minimize(ellipsoid, np.ones(3), 0.5, seed=0, batched=True, max_evals=200).history
     path = tmp_path_factory.getbasetemp() / "other.npz"
-    np.savez(path, **{**history.as_dict(), name: WRONG[wrong]})
+    np.savez(path, **{**history_as_dict(history), name: WRONG[wrong]})
     assert load(path.read_bytes(), tmp_path_factory) is None
-    np.savez(path, **{key: value for key, value in history.as_dict().items() if key != name})
+    np.savez(path, **{key: value for key, value in history_as_dict(history).items() if key != name})
     assert load(path.read_bytes(), tmp_path_factory) is None
 
 
@@ -124,7 +125,7 @@ def test_headers_that_claim_too_much_allocate_nothing(saved: bytes, tmp_path_fac
     history = minimize(ellipsoid, np.ones(3), 0.5, seed=0, batched=True, max_evals=200).history
     path = tmp_path_factory.getbasetemp() / "claims.npz"
     for header in ("(9000000000000,)", "(-1,)", "(3", "(" * 300, "10**9", "('a',)", "(2, 1e3)"):
-        np.savez(path, **{key: value for key, value in history.as_dict().items() if key != "fun"})
+        np.savez(path, **{key: value for key, value in history_as_dict(history).items() if key != "fun"})
         text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {header}, }}".ljust(117) + "\n"
         entry = io.BytesIO(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode())
         with zipfile.ZipFile(path, "a") as archive:

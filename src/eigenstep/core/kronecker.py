@@ -1,4 +1,4 @@
-"""Kronecker products of spectral matrices, and the one nearest to a given matrix (Van Loan and Pitsianis, 1993)."""
+"""Kronecker products of spectral matrices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.linalg import diagonal
 
-from .checks import check_beside, check_sizes, check_symmetric, check_wide
+from .checks import check_beside, check_sizes, check_wide
 from .matrices import KINDS, SPD, Device, Diagonal, Dtype, Full, eigs_to
-from .numerics import contract, symmetrize
-
-MAX_SWEEPS = 1000
+from .numerics import contract
 
 
 @dataclass(frozen=True)
@@ -58,25 +55,6 @@ class Kronecker(SPD):
         check_sizes(sizes, kinds)
         factors = (KINDS[kind].identity(n, batch, dtype, device) for kind, n in zip(kinds, sizes, strict=True))
         return cls(torch.ones(tuple(batch), dtype=dtype, device=device), tuple(factors))
-
-    @classmethod
-    def from_dense(cls, matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str] | None = None) -> Kronecker:
-        """Return the nearest Kronecker product of factors of these sizes and kinds (see ``identity``).
-
-        Nearest in the Frobenius norm: Van Loan's projection of a positive-definite ``(*batch, N, N)``, ``N`` the
-        product of sizes.
-        """
-        check_symmetric(matrix, "matrix")
-        check_wide(matrix, "matrix")
-        kinds = ["full"] * len(sizes) if kinds is None else kinds
-        check_sizes(sizes, kinds)
-        if matrix.shape[-1] != math.prod(sizes):
-            raise ValueError(
-                f"sizes {tuple(sizes)} multiply to {math.prod(sizes)}, but matrix is {tuple(matrix.shape)}"
-            )
-        nearest = nearest_kronecker(matrix, sizes, kinds)
-        factors = (KINDS[kind].from_dense(factor) for kind, factor in zip(kinds, nearest, strict=True))
-        return cls(torch.ones_like(matrix[..., 0, 0]), tuple(factors)).normalized()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -128,35 +106,3 @@ class Kronecker(SPD):
     def to(self, target: torch.dtype | torch.device | str) -> Kronecker:
         """Return a copy in another number format or on another device; half precision is for the bases only."""
         return Kronecker(eigs_to(self.scale, target), tuple(factor.to(target) for factor in self.factors))
-
-
-def nearest_kronecker(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str]) -> list[Tensor]:
-    """Return factors ``S1, ..., SL`` whose Kronecker product is nearest to a positive-definite matrix.
-
-    Alternating least squares: with the other factors fixed, the best ``Sl`` is the matrix contracted with them, which
-    is positive definite if they are. For two full factors this is the power iteration for the leading singular vectors
-    of the rearranged matrix, which solve the problem. The kind "identity" stands for multiples of the identity.
-    """
-    batch, count = matrix.shape[:-2], len(sizes)
-    tensor = matrix.reshape(*batch, *sizes, *sizes)
-    factors = [torch.eye(n, dtype=matrix.dtype, device=matrix.device) for n in sizes]
-    rows, cols = "abcdefghijkl"[:count], "mnopqrstuvwx"[:count]
-    for _ in range(MAX_SWEEPS):
-        before = list(factors)
-        for at, kind in enumerate(kinds):
-            others = [k for k in range(count) if k != at]
-            spec = ",".join([f"...{rows}{cols}", *(f"...{rows[k]}{cols[k]}" for k in others)])
-            inner = torch.einsum(f"{spec}->...{rows[at]}{cols[at]}", tensor, *(factors[k] for k in others))
-            norms = [torch.linalg.matrix_norm(factors[k], keepdim=True) ** 2 for k in others]
-            factors[at] = _restrict(inner / math.prod(norms), kind)
-        changes = [((f - b).abs().amax() / f.abs().amax()) for f, b in zip(factors, before, strict=True)]
-        if max(changes) < 16 * torch.finfo(matrix.dtype).eps:
-            break
-    return factors
-
-
-def _restrict(matrix: Tensor, kind: str) -> Tensor:
-    if kind == "full":
-        return symmetrize(matrix)
-    values = diagonal(matrix)
-    return torch.diag_embed(values if kind == "diagonal" else values.mean(-1, keepdim=True).expand_as(values))

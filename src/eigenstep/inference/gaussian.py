@@ -171,7 +171,7 @@ def _matrix(given: object, mean: Tensor, name: str) -> SPD:
     if isinstance(given, Tensor):
         raise TypeError(
             f"{name} must be a structure, a number or a matrix in spectral form, got a tensor: wrap it in "
-            "Full.from_dense, Diagonal.from_dense or Kronecker.from_dense"
+            "Full.from_dense or Diagonal.from_dense"
         )
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         if not 0 < given < math.inf:

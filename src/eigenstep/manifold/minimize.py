@@ -18,14 +18,7 @@ from .retractions import Retraction
 
 
 class Iterate(NamedTuple):
-    """What is kept of each point on the way.
-
-    Attributes:
-        fun: value of the objective.
-        gradient_norm: length of the Riemannian gradient.
-        ngrad: gradients computed so far.
-        nfev: values computed so far.
-    """
+    """What is kept of each point on the way: the objective and the length of its Riemannian gradient; counts so far."""
 
     fun: float
     gradient_norm: float
@@ -80,9 +73,8 @@ def minimize_spd(
 
     Gradients come from autodiff; steps follow the affine-invariant (Fisher-Rao) geometry. The matrix is held as
     ``B Diag(d) B^T``, or by a frame ``F = B Diag(d)^1/2 O^T``, so it cannot leave the cone of positive-definite
-    matrices. The default takes one singular value decomposition of the frame when eigenvalues are needed;
-    ``retraction="spectral"`` moves the matrix without any. With either, eigenvalues tell how long a step beyond
-    ``max_step`` is, and whether a matrix at the end has shrunk too far.
+    matrices. With every ``retraction``, eigenvalues tell how long a step beyond ``max_step`` is, and whether a matrix
+    has shrunk too far at the end.
 
     Args:
         fun: ``fun(S)`` or ``fun(S, *x)``, a scalar tensor that depends differentiably on its arguments. While the
@@ -97,17 +89,16 @@ def minimize_spd(
             (``eigenstep.manifold.directions.Direction``).
         retraction: how the matrix follows a step: "geodesic" (exact; takes a singular value decomposition where
             eigenvalues are needed), "spectral" (the paper's update without any decomposition, made safe at equal
-            eigenvalues), "paper" (the paper's update to the letter), or a function (see
-            ``eigenstep.manifold.retractions``).
-        lr: a fixed step size, or a function of the iteration that gives it, instead of ``method`` and without a search
-            for the step size: for stochastic objectives, which may differ from call to call. It is the paper's beta-2,
-            as everywhere: a step is ``S - 2 lr S G S`` to first order, with ``G`` the gradient with respect to ``S``.
+            eigenvalues), "paper" (the paper's update to the letter), or a function
+            (``eigenstep.manifold.retractions``).
+        lr: a fixed step size, or a function of the iteration that gives it, instead of ``method`` and a search: for
+            stochastic objectives. It is the paper's beta-2, as everywhere: a step is ``S - 2 lr S G S`` to first order,
+            with ``G`` the gradient with respect to ``S``.
         momentum: with ``lr``, the part of the previous velocity to keep, below 1.
         max_step: no step may change the logarithm of an eigenvalue by more than this.
         gtol: stop where the Riemannian gradient is at most this long and, without ``lr``, its curvature promises no
-            further decrease by more than this. One or two more gradients are spent on that at the end of most
-            searches, more where the objective is flat. The promise is that of a quadratic function, and in tests the
-            rest was below ten times it; nothing is known about minima elsewhere.
+            further decrease by more than this, as for a quadratic function: in tests the rest was below ten times it.
+            One or two more gradients are spent on that, more where the objective is flat.
         max_iter: stop after this many steps.
         callback: called with the result so far at the start and after each step; the search stops if it returns
             ``True``.

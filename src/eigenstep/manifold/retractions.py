@@ -53,8 +53,8 @@ def decompose(frame: Tensor) -> tuple[Full, Tensor]:
     return Full(basis, check_range(roots.square())), orientation.mT
 
 
-JACOBI: Rotation = partial(bounded, pairwise=True)
-"""The Jacobi angle of each pair: turns equal eigenvalues, too, and suits exact gradients best."""
+JACOBI: Rotation = partial(bounded, pairwise=True)  # Turns equal eigenvalues, too, and suits exact gradients best
+LONGEST = 100  # Into how many parts a step is cut at most
 
 
 def spectral(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
@@ -72,9 +72,6 @@ def spectral(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
         new, transport = _learn(new, part, JACOBI, rayleigh=True)
         part = transport.mT @ part @ transport
     return new, transport if parts == 1 else _transport_between(S, new)
-
-
-LONGEST = 100  # Into how many parts a step is cut at most
 
 
 def paper(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:

@@ -1,10 +1,8 @@
 """A spectral matrix seen from its tangent space: a differentiable function of coordinates around itself.
 
 Around ``S = B Diag(d) B^T`` every positive-definite matrix is ``B D^1/2 e^X D^1/2 B^T`` with one symmetric ``X``: the
-tangent coordinates, in which the affine-invariant metric at ``X = 0`` is the Frobenius norm. ``TangentView``
-offers the methods of a spectral matrix such that autodiff finds their exact first derivatives with respect to ``X`` at
-zero. The derivatives exist even where eigenvalues are equal and those of ``B`` and ``d`` do not. Second derivatives are
-not meaningful.
+tangent coordinates, in which the affine-invariant metric at ``X = 0`` is the Frobenius norm. First derivatives with
+respect to ``X`` exist even where eigenvalues are equal and those of ``B`` and ``d`` do not.
 """
 
 from __future__ import annotations
@@ -32,13 +30,12 @@ class TangentView(SPD):
     """
 
     def __init__(self, base: SPD, tangents: Sequence[Tensor], log_scale: Tensor | None = None) -> None:
-        """Tie a matrix to its tangent coordinates.
+        """Tie a matrix to its tangent coordinates, all of which are zero.
 
         Args:
             base: the matrix itself.
-            tangents: tangent coordinates of each factor, all zero: symmetric ``X`` of shape ``(*batch, n, n)`` for a
-                full factor, logarithms of shape ``(*batch, n)`` for a diagonal one.
-            log_scale: for a Kronecker product, the logarithm of a factor to its scale, zeros of shape ``(*batch,)``.
+            tangents: for each factor ``X``, shape ``(*batch, n, n)``, or logarithms, ``(*batch, n)``, if diagonal.
+            log_scale: for a Kronecker product, the logarithm of a factor to its scale, shape ``(*batch,)``.
         """
         self.base, self.tangents, self.log_scale = base, tuple(tangents), log_scale
 

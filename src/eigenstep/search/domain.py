@@ -30,35 +30,24 @@ LARGEST = 1e150  # Larger starts and step sizes, or step sizes below one over th
 class Form:
     """The type that points have for the user: numpy arrays, or torch tensors of some dtype on some device."""
 
-    def __init__(self, dtype: Any = None, device: Any = None, largest: float = np.inf) -> None:
-        """Remember the type, and the largest number that it can hold; without a dtype, numpy."""
-        self._dtype, self._device, self._largest = dtype, device, largest
-
-    @classmethod
-    def of(cls, x: Any) -> Form:
-        """Return the form of a point."""
-        if not hasattr(x, "detach"):
-            return cls()
-        if not x.is_floating_point():
+    def __init__(self, x: Any = None) -> None:
+        """Remember the type of a point; numpy without one."""
+        self._like = x.new_empty(0) if hasattr(x, "detach") else None
+        if self._like is not None and not x.is_floating_point():
             raise TypeError(f"x0 must be a floating-point tensor, got {x.dtype}")
-        import torch
-
-        return cls(x.dtype, x.device, torch.finfo(x.dtype).max)
 
     def make(self, x: Array) -> Point:
         """Return a copy of points in this form, cut at the largest number that it can hold."""
-        if self._dtype is None:
+        if self._like is None:
             return x.copy()
-        return self._convert(np.clip(x, -self._largest, self._largest))
+        import torch
+
+        largest = torch.finfo(self._like.dtype).max
+        return self._like.new_tensor(np.clip(x, -largest, largest))
 
     def round(self, x: Array) -> Array:
         """Return numbers as they are after they have been in this form."""
-        return x if self._dtype is None else to_numpy(self._convert(x))
-
-    def _convert(self, x: Array) -> Point:
-        import torch
-
-        return torch.tensor(x, dtype=self._dtype, device=self._device)
+        return x if self._like is None else to_numpy(self._like.new_tensor(x))
 
 
 def copy_point(point: Point) -> Point:

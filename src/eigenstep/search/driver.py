@@ -68,13 +68,12 @@ def minimize(
         sigma0: how far from ``x0`` to look at first; see ``Search``.
         batched: ``fun`` takes all points of a generation as the rows of a matrix and returns a vector of values.
         executor: evaluate in parallel, on any ``concurrent.futures.Executor`` or a Dask client. Better a function that
-            returns a new executor: it is called again if the executor breaks, or if evaluations run on after the
-            ``timeout``, whose processes are then ended. The search closes what such a function has returned.
+            returns a new executor, which the search closes: it is called again if the executor breaks, or if
+            evaluations run on after the ``timeout``, whose processes are then ended.
         timeout: with an executor, seconds that one generation may take; evaluations not done by then have failed.
         callback: called with the search after each generation; the search stops if it returns ``True``.
         progress: show a progress bar; needs the package ``rich``.
-        **options: all other arguments of ``Search``: ``method``, ``population``, ``bounds``, ``integers``,
-            ``restarts``, ``noisy``, ``seed``, ``target``, ``max_evals`` and so on.
+        **options: all other arguments of ``Search``: ``method``, ``bounds``, ``restarts``, ``seed`` and so on.
 
     Returns:
         The best point and how it was found. After Ctrl-C the best point so far, with the reason "interrupted".
@@ -98,7 +97,7 @@ def run(
     check_function(fun, "fun")
     if callback is not None:
         check_function(callback, "callback")
-    evaluate = Evaluator(fun, batched=batched, executor=executor, timeout=timeout)
+    evaluate = Evaluator(fun, batched, executor, timeout)
     points: Any = ()
     try:
         with bar(search.max_evals, progress) as show:
@@ -135,13 +134,11 @@ def _result(search: Search, evaluate: Evaluator) -> SearchResult:
         nfev, failures = nfev + len(values), failures + len(values) - len(finite)
         if len(finite):
             x, value = search.mean, float(mean(finite))
-    meaning = REASONS[reason]
     found = search.target is None or search.best_fun <= search.target or reason == "callback"
+    success = REASONS[reason].success and found and bool(np.isfinite(value))
     counts: Any = {"nfev": nfev, "nit": search.iterations, "restarts": search.restarts, "failures": failures}
-    success = meaning.success and found and bool(np.isfinite(value))
-    ending: Any = {"reason": reason, "message": meaning.message, "success": success}
-    first = evaluate.first_failure
-    return SearchResult(x=x, fun=value, **counts, **ending, first_failure=first, history=search.history)
+    ending: Any = {**vars(REASONS[reason]), "success": success, "first_failure": evaluate.first_failure}
+    return SearchResult(x=x, fun=value, **counts, **ending, history=search.history)
 
 
 class Evaluator:
@@ -152,14 +149,7 @@ class Evaluator:
         values: those of the first points of a population whose evaluation was interrupted.
     """
 
-    def __init__(
-        self,
-        fun: Callable[[Point], object],
-        *,
-        batched: bool = False,
-        executor: Any = None,
-        timeout: float | None = None,
-    ) -> None:
+    def __init__(self, fun: Callable[[Point], object], batched: bool, executor: Any, timeout: float | None) -> None:
         """Choose how to evaluate."""
         if batched and executor is not None:
             raise ValueError("batched evaluates all points in one call, so it cannot be combined with an executor")

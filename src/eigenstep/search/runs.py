@@ -9,34 +9,28 @@ import numpy as np
 
 from ..core.arguments import check_number, check_size, choose
 from ..core.numpy_twin import Array
+from ..core.result import Ending
 from .domain import check_population
-from .spectral import Distribution, even
+from .sampling import even
+from .spectral import Distribution
 
-
-@dataclass(frozen=True)
-class Reason:
-    """Why a search ended."""
-
-    message: str  # one sentence
-    success: bool = False  # whether it found what it was looking for
-
-
-REASONS: Mapping[str, Reason] = {
-    "target": Reason("the target value is reached", success=True),
-    "tolfun": Reason("values differ by less than tolfun, in the population and over time", success=True),
-    "tolx": Reason("the standard deviations are all below tolx", success=True),
-    "no_effect": Reason("the distribution is so narrow that rounding swallows its samples", success=True),
-    "flat": Reason("values have been equal for many generations"),
-    "stagnation": Reason("values have stopped getting better"),
-    "condition": Reason("the axes of the distribution differ by more than a factor 1e7"),
-    "diverged": Reason("the distribution has grown ten thousandfold: sigma0 is much too small, or there is no minimum"),
-    "failed": Reason("no evaluation has given a finite value"),
-    "max_evals": Reason("the allowed evaluations are used up"),
-    "max_iter": Reason("the allowed generations are used up"),
-    "max_seconds": Reason("the allowed time is over"),
-    "interrupted": Reason("interrupted from the keyboard"),
-    "callback": Reason("the callback asked to stop", success=True),
-}  # All reasons by name, which is what Search.stop() returns
+ENDINGS = (
+    Ending("target", "the target value is reached", success=True),
+    Ending("tolfun", "values differ by less than tolfun, in the population and over time", success=True),
+    Ending("tolx", "the standard deviations are all below tolx", success=True),
+    Ending("no_effect", "the distribution is so narrow that rounding swallows its samples", success=True),
+    Ending("flat", "values have been equal for many generations"),
+    Ending("stagnation", "values have stopped getting better"),
+    Ending("condition", "the axes of the distribution differ by more than a factor 1e7"),
+    Ending("diverged", "the distribution grew ten thousandfold: sigma0 is much too small, or there is no minimum"),
+    Ending("failed", "no evaluation has given a finite value"),
+    Ending("max_evals", "the allowed evaluations are used up"),
+    Ending("max_iter", "the allowed generations are used up"),
+    Ending("max_seconds", "the allowed time is over"),
+    Ending("interrupted", "interrupted from the keyboard"),
+    Ending("callback", "the callback asked to stop", success=True),
+)
+REASONS: Mapping[str, Ending] = {ending.reason: ending for ending in ENDINGS}  # What Search.stop() returns is a key
 
 MAX_CONDITION = 1e14
 MAX_GROWTH = 1e4

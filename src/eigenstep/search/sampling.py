@@ -73,9 +73,7 @@ def assign(values: Array, *tables: Array) -> tuple[Array, ...]:
 COVARIANCE_SPEED = 2.0  # Learning rates of the covariance, as multiples of CMA-ES's
 DAMPING = 0.5  # Damping of the step size, as a multiple of CMA-ES's
 REPULSION = 0.3  # How much of the weights of bad samples pushes the mean away from them; CMA-ES has 0
-
-TURN_INTERVAL = 20
-"""The basis turns every d divided by this generations: a turn costs d^3, and little changes in one generation."""
+TURN_INTERVAL = 20  # The basis turns every d / 20 generations: it costs d^3, and little changes in one generation
 
 
 @dataclass(frozen=True)
@@ -136,6 +134,11 @@ def rates(d: int, population: int, separable: bool = False) -> Rates:
 def default_population(d: int) -> int:
     """Return the number of samples per generation of CMA-ES and xNES, ``4 + floor(3 log d)``."""
     return 4 + math.floor(3 * math.log(d))
+
+
+def even(population: int) -> int:
+    """Round up to an even number, so that samples come in pairs."""
+    return population + population % 2
 
 
 TOLERANCE = 0.2  # Rank changes below this quantile of random ones are put up with

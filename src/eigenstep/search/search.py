@@ -1,23 +1,20 @@
 """The search itself: ask for points, tell their values, look whether to stop."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..core.numpy_twin import Array
 from .domain import Domain, Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
-from .history import Asked, History, restore, save
+from .history import Asked, History
 from .runs import Progress, Schedule, Start, find_schedule, known_reason
-from .sampling import Reevaluation, sanitize
-from .spectral import Distribution, find_method, usual_population
+from .sampling import Reevaluation, default_population, even, sanitize
+from .spectral import Distribution, find_method
 
-LONGEST_INJECTION = 2.0
-"""Points that were not sampled count as if they were at most this many times as far away as samples usually are."""
-
-FAILED_RESTARTS = 3
-"""Restarts elsewhere as long as no evaluation has given a finite value."""
+LONGEST_INJECTION = 2.0  # Other points count as if at most this many times as far away as samples usually are
+FAILED_RESTARTS = 3  # Restarts elsewhere as long as no evaluation has given a finite value
 
 
 class Search:
@@ -56,27 +53,23 @@ class Search:
         Args:
             x0: where to start, a vector; points have its type (numpy or torch, with device and dtype). Or a function
                 of a numpy generator that returns a start, for each restart a new one.
-            sigma0: how far from ``x0`` to look at first, the standard deviation; one number, or one for each
-                coordinate. A third of the distance to where the minimum might be is a good choice.
-            method: "spectral" learns all correlations, with d^2 numbers. "separable" learns the scale of each
-                coordinate with a few times d numbers: for thousands of coordinates. Or a function of
-                your own, ``method(mean, sigma)``, that returns a ``eigenstep.search.spectral.Distribution``; or a
-                class with such a constructor named ``start``.
-            population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number.
-                Larger ones search more globally.
+            sigma0: how far from ``x0`` to look at first, one standard deviation or one for each coordinate: a third of
+                the distance to where the minimum might be.
+            method: "spectral" learns all correlations; "separable" learns the scale of each coordinate, for thousands
+                of them. Or a function ``method(mean, sigma)`` that returns a ``Distribution``, or a class with such a
+                constructor named ``start``.
+            population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number. More search
+                more globally.
             bounds: ``(lower, upper)``, numbers or vectors or ``None``, or one such pair for each coordinate.
             integers: indices of coordinates that must be integers.
             restarts: what to do at a local minimum: stop (``None``); start again with twice the population ("ipop"); or
-                do so alternately with small, narrow runs ("bipop"). New starts are random in the bounds if all
-                coordinates have some; else they are ``x0``. Where nothing has a finite value, few are tried.
-                Or a function ``restarts(ended, evals, rng)`` of your own: how the run that is over began, a
-                ``eigenstep.search.Start``, the evaluations it used and a source of randomness; it returns the
-                next ``Start``, or ``None`` to stop.
+                do so alternately with small, narrow runs ("bipop"), at random points if all coordinates have bounds,
+                else at ``x0``. Or a function (``eigenstep.search.runs.Schedule``). Where nothing has a finite value,
+                few are tried.
             noisy: the function gives other values each time: evaluate again, as often as it takes.
             seed: the same seed gives the same search.
             target: stop at this value.
-            max_evals: stop after so many evaluations, for which the last generation may be a smaller one; 10,000
-                times the dimension by default.
+            max_evals: stop after so many evaluations, by default 10,000 times the dimension.
             max_iter: stop after so many generations.
             max_seconds: stop after this time.
             max_restarts: stop after so many restarts; any number by default.
@@ -91,7 +84,7 @@ class Search:
         self._rng = np.random.default_rng(seed)
         self._x0 = x0 if callable(x0) else None
         first = x0(self._rng) if callable(x0) else x0
-        self._form = Form.of(first)
+        self._form = Form(first)
         start = read_vector(first, "x0")
         d = len(start)
         sigma, scale = read_sigma(sigma0, d)
@@ -103,10 +96,9 @@ class Search:
         self.max_evals, self._max_iter = 10_000 * d if max_evals is None else max_evals, max_iter
         self._max_seconds, self._max_restarts, self.target = max_seconds, max_restarts, target
         self._tolfun, self._tolx = tolfun, tolx
-        self._present = Start(usual_population(d) if population is None else population)
+        self._present = Start(even(default_population(d)) if population is None else population)
         self._restarts = find_schedule(restarts)
         self.noise = Reevaluation() if noisy else None
-
         self.evaluations = self.iterations = self.failures = self.restarts = 0
         self.best_x: Array | None = None
         self.best_fun = np.inf
@@ -125,8 +117,6 @@ class Search:
         self._progress = Progress(sigma, self._tolfun, self._tolx)
         self._run_start = self.evaluations
         self._asked = None
-
-    # What can be looked at.
 
     @property
     def dimension(self) -> int:
@@ -157,8 +147,6 @@ class Search:
         """The best point so far."""
         return None if self.best_x is None else self._form.make(self.best_x)
 
-    # Ask, tell, stop.
-
     def inject(self, points: Point) -> None:
         """Propose a point of your own, or several as rows, which the next ``ask`` will return among its points."""
         rows = np.atleast_2d(to_numpy(points)).copy()
@@ -167,7 +155,7 @@ class Search:
 
     def ask(self) -> Point:
         """Return the points to evaluate next, as rows; with ``noisy=True`` some or all more than once."""
-        left = self.max_evals - self._reserve - self.evaluations
+        left = self.max_evals - self._reserved() - self.evaluations
         left = max(left, 1) if self._reason is None else 10**18  # whoever goes on after the end may do so
         plan = None if self.noise is None else self.noise.plan(self.population, left)
         population = min(self.population, left)
@@ -235,10 +223,8 @@ class Search:
             return None
         return self._domain.stretch(self.distribution.deviations(), self.population)
 
-    @property
-    def _reserve(self) -> int:
-        """Evaluations to keep for the answer, if that has to be evaluated anew."""
-        return 0 if self.noise is None else self.noise.final
+    def _reserved(self) -> int:
+        return 0 if self.noise is None else self.noise.final  # for the answer, which has to be evaluated anew
 
     def _read(self, points: Point, values: object) -> tuple[Array, Array]:
         x = np.atleast_2d(to_numpy(points))
@@ -259,11 +245,9 @@ class Search:
 
     def _learn(self, x: Array, told: Array) -> None:
         stretch = self._stretch()
-        updated = self.distribution.update(self._whitened(x, stretch), told, stretch)
+        self.distribution = self.distribution.update(self._whitened(x, stretch), told, stretch)
         if self._domain.bounded:
-            mean, flipped = self._domain.fold(updated.mean)
-            updated = updated.reflected(mean, flipped)
-        self.distribution = updated
+            self.distribution = self.distribution.reflected(*self._domain.fold(self.distribution.mean))
 
     def _whitened(self, x: Array, stretch: Array | None) -> Array:
         """Return the ``z`` of points: those they were made of, or, for other points, shortened ones."""
@@ -299,7 +283,7 @@ class Search:
         """Set the reason to stop, or restart, if it is time to."""
         if self.target is not None and self.best_fun <= self.target:
             self._reason = "target"
-        elif self.evaluations >= self.max_evals - self._reserve:
+        elif self.evaluations >= self.max_evals - self._reserved():
             self._reason = "max_evals"
         elif self._max_iter is not None and self.iterations >= self._max_iter:
             self._reason = "max_iter"
@@ -341,16 +325,6 @@ class Search:
             raise ValueError("points must be finite")
         if self._domain.bounded and not self._domain.contains(rows):
             raise ValueError("points must be within the bounds")
-
-    # Saving and loading.
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that changes during the search, as arrays, numbers, strings and dicts."""
-        return save(self)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another search, started with the same arguments, was when its ``state_dict`` was taken."""
-        restore(self, state)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle with the time spent so far in place of the running clock."""

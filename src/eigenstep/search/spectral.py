@@ -11,9 +11,8 @@ The basis turns by ``B <- B Cayley(N)``, where ``N_ij`` is, for small angles, ha
 axes. This is the step of ``eigenstep.core.step`` with bounded pairwise rotations, and its parts are those of
 ``eigenstep.core.numpy_twin``.
 
-Without a basis, the covariance is diagonal: memory and time are linear in the dimension.
-
-All arrays may carry leading batch dimensions, one independent search each.
+Without a basis, the covariance is diagonal: memory and time are linear in the dimension. All arrays may carry leading
+batch dimensions, one independent search each.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from ..core.arguments import choose
 from ..core.numpy_twin import Array, bounded, cayley, diagonal, rayleigh_quotients, reorthonormalize, transpose
-from .sampling import Rates, assign, default_population, mirrored_orthogonal, rates
+from .sampling import Rates, assign, mirrored_orthogonal, rates
 
 MAX_LOG_EIGS = 18.0
 """Eigenvalues stay within ``exp`` of plus and minus this around their geometric mean: a condition number of 4e15."""
@@ -180,9 +179,8 @@ def within_range(sigma: Array) -> Array:
 class Distribution(Protocol):
     """Where to look next: something that samples points, and learns from the order of their values.
 
-    It never changes: what learns is the copy that ``update`` returns. All arrays are float64. Its coordinates have
-    neither bounds nor integers, which are none of its business, and samples are rows. A search can be saved with
-    ``state_dict`` if the distribution is a dataclass of arrays and numbers.
+    It never changes: what learns is the copy that ``update`` returns. Arrays are float64, samples rows, and coordinates
+    have neither bounds nor integers.
     """
 
     @property
@@ -216,18 +214,6 @@ class Distribution(Protocol):
 
 
 Begin = Callable[[Array, float], Distribution]  # begin(mean, sigma) returns the distribution that a run starts with
-
-
-def even(population: int) -> int:
-    """Round up to an even number, so that samples come in pairs."""
-    return population + population % 2
-
-
-def usual_population(d: int) -> int:
-    """Return CMA-ES's number of samples per generation, rounded up to an even number."""
-    return even(default_population(d))
-
-
 METHODS: Mapping[str, Begin] = {
     "spectral": SpectralGaussian.start,
     "separable": partial(SpectralGaussian.start, separable=True),

@@ -6,12 +6,20 @@ scheme forms and stores the matrix that a Kronecker product is there to avoid: a
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from torch.linalg import diagonal
 
-from eigenstep.core.checks import check_number
+from eigenstep.core.checks import check_number, check_sizes, check_symmetric, check_wide
 from eigenstep.core.curvature import OuterProducts
 from eigenstep.core.kronecker import Kronecker
+from eigenstep.core.matrices import KINDS
+from eigenstep.core.numerics import symmetrize
+
+MAX_SWEEPS = 1000
 
 
 def update(S: Kronecker, curvature: OuterProducts, *, lr: float, decay: float = 1.0) -> Kronecker:
@@ -26,7 +34,7 @@ def update(S: Kronecker, curvature: OuterProducts, *, lr: float, decay: float = 
     check_number(lr, "lr", 0.0)
     check_number(decay, "decay", 0.0, 1.0)
     step = (1 - lr * decay) * S.dense() + lr * dense_curvature(curvature, len(S.sizes))
-    return Kronecker.from_dense(step, S.sizes)
+    return nearest_kronecker(step, S.sizes)
 
 
 def dense_curvature(curvature: OuterProducts, axes: int = 1) -> Tensor:
@@ -40,3 +48,54 @@ def dense_curvature(curvature: OuterProducts, axes: int = 1) -> Tensor:
         raise ValueError("curvature must be outer products without weights and shift to be formed as a matrix")
     flat = curvature.vectors.flatten(-axes)
     return torch.einsum("k...i,k...j->...ij", flat, flat)
+
+
+def nearest_kronecker(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str] | None = None) -> Kronecker:
+    """Return the Kronecker product, nearest in the Frobenius norm, of factors of given sizes and kinds.
+
+    Args:
+        matrix: positive definite, shape ``(*batch, N, N)``.
+        sizes: those of the factors, whose product is ``N``.
+        kinds: "full" (the default), "diagonal" or "identity" for each factor.
+    """
+    check_symmetric(matrix, "matrix")
+    check_wide(matrix, "matrix")
+    kinds = ["full"] * len(sizes) if kinds is None else kinds
+    check_sizes(sizes, kinds)
+    if matrix.shape[-1] != math.prod(sizes):
+        raise ValueError(f"sizes {tuple(sizes)} multiply to {math.prod(sizes)}, but matrix is {tuple(matrix.shape)}")
+    nearest = nearest_factors(matrix, sizes, kinds)
+    factors = (KINDS[kind].from_dense(factor) for kind, factor in zip(kinds, nearest, strict=True))
+    return Kronecker(torch.ones_like(matrix[..., 0, 0]), tuple(factors)).normalized()
+
+
+def nearest_factors(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str]) -> list[Tensor]:
+    """Return factors ``S1, ..., SL`` whose Kronecker product is nearest to a positive-definite matrix.
+
+    Alternating least squares: with the other factors fixed, the best ``Sl`` is the matrix contracted with them, which
+    is positive definite if they are. For two full factors this is the power iteration for the leading singular vectors
+    of the rearranged matrix, which solve the problem. The kind "identity" stands for multiples of the identity.
+    """
+    batch, count = matrix.shape[:-2], len(sizes)
+    tensor = matrix.reshape(*batch, *sizes, *sizes)
+    factors = [torch.eye(n, dtype=matrix.dtype, device=matrix.device) for n in sizes]
+    rows, cols = "abcdefghijkl"[:count], "mnopqrstuvwx"[:count]
+    for _ in range(MAX_SWEEPS):
+        before = list(factors)
+        for at, kind in enumerate(kinds):
+            others = [k for k in range(count) if k != at]
+            spec = ",".join([f"...{rows}{cols}", *(f"...{rows[k]}{cols[k]}" for k in others)])
+            inner = torch.einsum(f"{spec}->...{rows[at]}{cols[at]}", tensor, *(factors[k] for k in others))
+            norms = [torch.linalg.matrix_norm(factors[k], keepdim=True) ** 2 for k in others]
+            factors[at] = _restrict(inner / math.prod(norms), kind)
+        changes = [((f - b).abs().amax() / f.abs().amax()) for f, b in zip(factors, before, strict=True)]
+        if max(changes) < 16 * torch.finfo(matrix.dtype).eps:
+            break
+    return factors
+
+
+def _restrict(matrix: Tensor, kind: str) -> Tensor:
+    if kind == "full":
+        return symmetrize(matrix)
+    values = diagonal(matrix)
+    return torch.diag_embed(values if kind == "diagonal" else values.mean(-1, keepdim=True).expand_as(values))

@@ -80,7 +80,6 @@ SCHEMES: Mapping[str, Scheme] = {
     "SOAP, QR every 2 steps": Scheme("SOAP", {"start": 2.0, "interval": 2, "exact": False}),
     "SOAP, QR every 10 steps": Scheme("SOAP", {"start": 2.0, "interval": 10, "exact": False}),
 }
-"""Those that decompose start as ``Spectral`` does, which is better for them than starting as Adam's averages do."""
 DRAWN = ("Spectral", "Spectral.fast", "Spectral.paper", "KL-Shampoo, eigh every step", "SOAP, eigh every step")
 PERIODS = ("early", "late")
 CURVE = 10

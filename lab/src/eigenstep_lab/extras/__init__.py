@@ -5,6 +5,7 @@ from .descent import BarzilaiBorwein
 from .ensemble import ensemble_inversion
 from .histories import load_history, plot_history, save_history
 from .kalman import State, kalman_filter
+from .search_state import load_search, save_search
 from .spectra_log import SpectraLog
 
 __all__ = [
@@ -15,7 +16,9 @@ __all__ = [
     "ensemble_inversion",
     "kalman_filter",
     "load_history",
+    "load_search",
     "minimize_batch",
     "plot_history",
     "save_history",
+    "save_search",
 ]

@@ -11,8 +11,8 @@ from eigenstep.core.arguments import check_function, check_number
 from eigenstep.core.numpy_twin import Array
 from eigenstep.search.domain import Form, Point, check_options, check_population, check_start, to_numpy
 from eigenstep.search.runs import MAX_CONDITION
-from eigenstep.search.sampling import sanitize
-from eigenstep.search.spectral import SpectralGaussian, usual_population
+from eigenstep.search.sampling import default_population, even, sanitize
+from eigenstep.search.spectral import SpectralGaussian
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ def minimize_batch(
     check_number(sigma0, "sigma0", 1e-150, 1e150)
     check_options(sizes={"max_evals": max_evals}, numbers={"tolx": (tolx, 0.0), "target": (target, -np.inf)})
     check_population(population)
-    form, starts = Form.of(x0), to_numpy(x0)
+    form, starts = Form(x0), to_numpy(x0)
     if starts.ndim != 2 or 0 in starts.shape or not np.isfinite(starts).all():
         raise ValueError(f"x0 must be finite, of shape (runs, dimension); got shape {starts.shape}")
     runs, d = starts.shape
-    population = usual_population(d) if population is None else population
+    population = even(default_population(d)) if population is None else population
     max_evals = 10_000 * d if max_evals is None else max_evals
     for start in starts:
         check_start(start, np.full(d, sigma0), tolx, form)

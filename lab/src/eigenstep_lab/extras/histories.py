@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eigenstep.search import History
-from eigenstep.search.history import LISTS, NUMBERS
+from eigenstep.search.history import LIMIT, LISTS
 
 from .. import plotting as plots
 
 LARGEST_ARRAY = 1_000_000  # Bytes of the largest array that a file may hold, several times what a history has
+NUMBERS = ("stride", "seen")
+VECTORS = ("axes", "mean", "deviations")
+WHOLE = ("nfev", "population", "run")
+EVERYTHING = (*LISTS, *NUMBERS)
+
+
+def history_as_dict(history: History) -> dict[str, Any]:
+    """Return everything as arrays and numbers."""
+    return {
+        **{name: np.array(getattr(history, name)) for name in LISTS},
+        "stride": history.stride,
+        "seen": history.seen,
+    }
+
+
+def history_from_dict(state: Mapping[str, Any]) -> History:
+    """Build from what ``history_as_dict`` returned, or raise a ``ValueError``."""
+    arrays = {name: np.asarray(state[name]) for name in EVERYTHING}
+    records = arrays["nfev"].shape
+    for name, array in arrays.items():
+        vectors = name in VECTORS and records != (0,)
+        expected = () if name in NUMBERS else records
+        if array.shape[:1] != expected or array.ndim != len(expected) + vectors:
+            raise ValueError(f"{name!r} has shape {array.shape}")
+        whole = name in (*NUMBERS, *WHOLE)
+        if array.dtype.kind not in ("iu" if whole and array.size else "iuf"):
+            raise ValueError(f"{name!r} holds {array.dtype}")
+    stride, seen = (int(arrays[name]) for name in NUMBERS)
+    if len(records) != 1 or records[0] >= LIMIT or stride < 1 or seen < 0:
+        raise ValueError(f"{records} records with stride {stride} of {seen} generations")
+    lists = {n: list(arrays[n]) if n in VECTORS else arrays[n].tolist() for n in LISTS}
+    return History(**lists, stride=stride, seen=seen)
 
 
 def save_history(history: History, path: str | Path) -> None:
@@ -26,7 +58,7 @@ def save_history(history: History, path: str | Path) -> None:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.suffix == ".npz":
-        np.savez_compressed(target, **history.as_dict())
+        np.savez_compressed(target, **history_as_dict(history))
     elif target.suffix == ".csv":
         columns = [name for name in LISTS if not len(history) or np.ndim(getattr(history, name)[0]) == 0]
         with target.open("w", newline="") as file:
@@ -43,7 +75,7 @@ def load_history(path: str | Path) -> History:
     The file is not trusted: nothing in it is executed, and at most a few megabytes of it are read.
     """
     try:
-        return History.from_dict(read_arrays(Path(path), (*LISTS, *NUMBERS)))
+        return history_from_dict(read_arrays(Path(path), EVERYTHING))
     except Exception as error:  # a damaged archive can make its readers raise almost anything
         raise ValueError(f"{path} is not a history that was saved as .npz, or is damaged ({error!r})") from error
 

@@ -12,7 +12,8 @@ import numpy as np
 from eigenstep.search import History, Search
 
 from ..baselines.paper_nes import PaperNES
-from ..extras import load_history, save_history
+from ..extras import load_history, load_search, save_history, save_search
+from ..extras.histories import history_as_dict
 from .training import check
 
 METHODS: tuple[Any, ...] = ("spectral", "separable", PaperNES)
@@ -42,7 +43,7 @@ def search(chance: np.random.Generator) -> dict[str, int]:
     tells = 0
     while not undisturbed.stop() and tells < 40:
         fresh = Search(start, sigma, **options)
-        fresh.load_state_dict(disturbed.state_dict())
+        load_search(fresh, save_search(disturbed))
         disturbed = fresh
         points, same = np.asarray(undisturbed.ask()), np.asarray(disturbed.ask())
         check(np.array_equal(points, same), "a search that was restored asks for other points")
@@ -62,7 +63,7 @@ def search(chance: np.random.Generator) -> dict[str, int]:
 def _check_history(history: History) -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_history(history, Path(folder, "history.npz"))
-        again = load_history(Path(folder, "history.npz")).as_dict()
-    for name, value in history.as_dict().items():
+        again = history_as_dict(load_history(Path(folder, "history.npz")))
+    for name, value in history_as_dict(history).items():
         same = np.array_equal(np.asarray(value), np.asarray(again[name]), equal_nan=True)
         check(same, f"{name!r} of a history differs after it was saved and loaded")
