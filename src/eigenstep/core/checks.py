@@ -102,6 +102,12 @@ def check_symmetric(matrix: Tensor, name: str) -> None:
         raise ValueError(f"{name} must be symmetric, but entries differ from their mirror images by up to {gap:.3g}")
 
 
+def check_dense(matrix: Tensor) -> None:
+    """Raise unless ``matrix`` can be factorized: symmetric, and in full precision."""
+    check_symmetric(matrix, "matrix")
+    check_wide(matrix, "matrix")
+
+
 def check_positive(eigs: Tensor, name: str) -> None:
     """Raise unless all eigenvalues found of the matrix ``name`` are positive."""
     if not (eigs > 0).all():

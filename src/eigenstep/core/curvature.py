@@ -2,8 +2,7 @@
 
 A curvature matrix ``H`` of size ``N`` by ``N`` is either a weighted sum of outer products, which is never formed,
 or a dense symmetric matrix. ``project`` turns both into one small matrix ``W`` per factor, and that is all the
-update ever sees. Functions that make curvature out of losses, samples and gradients are in
-``eigenstep.core.sources``.
+update ever sees. ``eigenstep.core.sources`` makes curvature out of losses, samples and gradients.
 """
 
 import math
@@ -44,10 +43,8 @@ class OuterProducts:
             check_finite(self.weights, "weights")
             leading = self.vectors.shape[: self.weights.ndim]
             if self.weights.ndim == 0 or self.weights.shape != leading:
-                raise ValueError(
-                    f"weights must have the leading shape (K, *batch) of vectors {tuple(self.vectors.shape)}, "
-                    f"got {tuple(self.weights.shape)}"
-                )
+                wanted = f"the leading shape (K, *batch) of vectors {tuple(self.vectors.shape)}"
+                raise ValueError(f"weights must have {wanted}, got {tuple(self.weights.shape)}")
             check_device(self.weights, "weights", self.vectors, "vectors")
         if isinstance(self.shift, Tensor):
             check_finite(self.shift, "shift")
@@ -82,14 +79,9 @@ def project(S: SPD, curvature: Curvature) -> tuple[Tensor, ...]:
     """Return ``W`` of each factor: the curvature in its eigenbasis, in units of its eigenvalues.
 
     For ``Full``, ``W = B^T H B``; for factor ``l`` of a Kronecker product, ``W = B^T Q B / (alpha k)`` with the
-    paper's ``Q`` and ``k``, so that learning comes to rest where ``W = Diag(d)`` on average. Diagonal factors
-    get the diagonal of ``W`` only, shape ``(*batch, n)``; identity factors its mean, repeated.
-    Where ``S`` is itself the curvature, ``W = Diag(d)`` for every factor. Curvature so huge in these units that it
-    overflows is cut at the largest number.
-
-    Args:
-        S: the matrix that learns.
-        curvature: outer products or a dense matrix of the same size.
+    paper's ``Q`` and ``k``, so that learning comes to rest where ``W = Diag(d)`` on average. Diagonal factors get the
+    diagonal of ``W`` only, shape ``(*batch, n)``; identity factors its mean, repeated. Curvature so huge in these units
+    that it overflows is cut at the largest number.
     """
     factors_of(S)
     if isinstance(curvature, OuterProducts):
@@ -133,18 +125,13 @@ def _inverse_others(S: SPD, at: int) -> Tensor:
 
 
 def _project_outer_products(S: SPD, curvature: OuterProducts) -> tuple[Tensor, ...]:
-    S.check_event(curvature.vectors, "curvature.vectors")
-    count, batch, sizes = curvature.vectors.shape[0], S.batch_shape, S.sizes
-    dtype = S.spectrum.dtype
-    vectors = curvature.vectors
+    vectors, batch, sizes, dtype = curvature.vectors, S.batch_shape, S.sizes, S.spectrum.dtype
+    S.check_event(vectors, "curvature.vectors")
+    count, wanted = len(vectors), f"(K, *{tuple(batch)}"
     if vectors.ndim != 1 + len(batch) + len(sizes):
-        raise ValueError(
-            f"curvature.vectors must have shape (K, *{tuple(batch)}, *{sizes}), got {tuple(vectors.shape)}"
-        )
+        raise ValueError(f"curvature.vectors must have shape {wanted}, *{sizes}), got {tuple(vectors.shape)}")
     if curvature.weights is not None and curvature.weights.ndim > 1 + len(batch):
-        raise ValueError(
-            f"curvature.weights must have shape (K,) or (K, *{tuple(batch)}), got {tuple(curvature.weights.shape)}"
-        )
+        raise ValueError(f"curvature.weights must have shape (K,) or {wanted}), got {tuple(curvature.weights.shape)}")
     rotated = S.rotate(vectors).to(dtype).expand(count, *batch, *sizes)
     weights = torch.ones(count, device=rotated.device) if curvature.weights is None else curvature.weights
     weights = weights.to(dtype).reshape(*weights.shape, *[1] * (1 + len(batch) - weights.ndim)).expand(count, *batch)
@@ -172,10 +159,9 @@ def _project_outer_products(S: SPD, curvature: OuterProducts) -> tuple[Tensor, .
 def _project_dense(S: SPD, curvature: Dense) -> tuple[Tensor, ...]:
     batch, sizes = S.batch_shape, S.sizes
     total = math.prod(sizes)
-    if curvature.matrix.shape != (*batch, total, total):
-        raise ValueError(
-            f"curvature.matrix must have shape {(*batch, total, total)} to fit S, got {tuple(curvature.matrix.shape)}"
-        )
+    want, got = (*batch, total, total), tuple(curvature.matrix.shape)
+    if got != want:
+        raise ValueError(f"curvature.matrix must have shape {want} to fit S, got {got}")
     check_device(curvature.matrix, "curvature.matrix", S.spectrum, "S")
     matrix = curvature.matrix.to(S.spectrum.dtype)
     # Rotate the columns, then the rows; either way the events are laid out in front of the batch.

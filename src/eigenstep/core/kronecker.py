@@ -36,10 +36,8 @@ class Kronecker(SPD):
                 raise TypeError(f"factors[{index}] must be Full, Diagonal or Identity, got {type(factor).__name__}")
             check_beside(factor.eigs, f"factors[{index}]", self.scale, "scale")
             if factor.batch_shape != self.scale.shape:
-                raise ValueError(
-                    f"factors[{index}] has batch shape {tuple(factor.batch_shape)}, but scale has shape "
-                    f"{tuple(self.scale.shape)}"
-                )
+                found = f"batch shape {tuple(factor.batch_shape)}, but scale has shape {tuple(self.scale.shape)}"
+                raise ValueError(f"factors[{index}] has {found}")
 
     @classmethod
     def identity(

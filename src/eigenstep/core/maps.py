@@ -115,10 +115,5 @@ def orthogonality_defect(basis: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(_plus_identity(-gram)) / max(basis.shape[-1], 1) ** 0.5
 
 
-ORTHOGONAL: Mapping[str, Orthogonal] = {
-    "cayley": cayley,
-    "truncated_cayley": truncated_cayley,
-    "quadratic": quadratic,
-}  # Maps to orthogonal matrices by name
+ORTHOGONAL: Mapping[str, Orthogonal] = {f.__name__: f for f in (cayley, truncated_cayley, quadratic)}
 POSITIVE: Mapping[str, Positive] = {"exp": exp, "truncated_exp": truncated_exp}
-"""Maps to positive eigenvalues by name."""

@@ -18,16 +18,7 @@ import torch
 from torch import Tensor
 from torch.linalg import diagonal
 
-from .checks import (
-    check_beside,
-    check_device,
-    check_eigs,
-    check_positive,
-    check_real,
-    check_size,
-    check_symmetric,
-    check_wide,
-)
+from .checks import check_beside, check_dense, check_device, check_eigs, check_positive, check_real, check_size
 from .numerics import HALF, centered_exp, contract, saturate
 
 Self = TypeVar("Self", bound="SPD")
@@ -183,8 +174,7 @@ class Full(Factor):
     @classmethod
     def from_dense(cls, matrix: Tensor) -> Full:
         """Factorize an ordinary symmetric positive-definite matrix of shape ``(*batch, n, n)``."""
-        check_symmetric(matrix, "matrix")
-        check_wide(matrix, "matrix")
+        check_dense(matrix)
         eigs, basis = torch.linalg.eigh(matrix)
         check_positive(eigs, "matrix")
         return cls(basis, eigs)
@@ -215,11 +205,7 @@ class Full(Factor):
 
 @dataclass(frozen=True)
 class Diagonal(Factor):
-    """``S = Diag(d)``.
-
-    Attributes:
-        eigs: diagonal ``d > 0``, shape ``(*batch, n)``.
-    """
+    """``S = Diag(d)``, where ``d > 0`` is the attribute ``eigs``, shape ``(*batch, n)``."""
 
     eigs: Tensor
 
@@ -236,8 +222,7 @@ class Diagonal(Factor):
     @classmethod
     def from_dense(cls, matrix: Tensor) -> Diagonal:
         """Return the diagonal matrix nearest to a symmetric positive-definite one: its diagonal."""
-        check_symmetric(matrix, "matrix")
-        check_wide(matrix, "matrix")
+        check_dense(matrix)
         check_positive(diagonal(matrix), "matrix")
         return cls(diagonal(matrix).clone())
 
@@ -263,7 +248,6 @@ class Identity(Diagonal):
 
 
 KINDS: dict[str, type[Full] | type[Diagonal]] = {"full": Full, "diagonal": Diagonal, "identity": Identity}
-"""Names of the kinds of factors that a ``Kronecker`` can have."""
 
 
 def eigs_to(eigs: Tensor, target: torch.dtype | torch.device | str) -> Tensor:

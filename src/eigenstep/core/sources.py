@@ -1,7 +1,7 @@
 """Where curvature comes from: losses, models, samples and problems over positive-definite matrices.
 
-Each function returns ``eigenstep.OuterProducts`` or ``eigenstep.Dense``; a user's own
-matrix needs none of them: ``Dense(H)``. Curvature is data: no gradients flow back through it to the parameters.
+Each function returns ``eigenstep.OuterProducts`` or ``eigenstep.Dense``, through which no gradients flow back; a
+matrix of your own needs none of them: ``Dense(H)``.
 """
 
 from collections.abc import Callable
@@ -36,14 +36,10 @@ def per_example_gradients(gradients: Tensor) -> OuterProducts:
 
 @torch.no_grad()
 def hessian(loss: Callable[[Tensor], Tensor], parameters: Tensor) -> Dense:
-    """Return the Hessian, maybe indefinite, of a scalar function that ``torch.func`` can differentiate twice.
-
-    It is that at ``parameters``, a tensor of any shape, which is flattened in row-major order.
-    """
+    """Return the Hessian of a scalar function that ``torch.func`` can differentiate twice, at a tensor of any shape."""
     check_finite(parameters, "parameters")
     size = parameters.numel()
-    matrix = func_hessian(loss)(parameters).reshape(size, size)
-    return Dense(symmetrize(matrix))
+    return Dense(symmetrize(func_hessian(loss)(parameters).reshape(size, size)))
 
 
 @torch.no_grad()
@@ -81,11 +77,11 @@ def sampled_fisher(
     """Return a Monte Carlo estimate of the Fisher matrix, with labels drawn from the model's own predictions.
 
     Args:
-        predict: the model for one example, ``predict(parameters, input)`` of shape ``(C,)``.
+        predict: as for ``gauss_newton``.
         distribution: turns outputs of shape ``(K, C)`` into a distribution over labels, for example
             ``lambda f: torch.distributions.Categorical(logits=f)``.
-        parameters: where to evaluate, any shape.
-        inputs: examples along the first axis.
+        parameters: as for ``gauss_newton``.
+        inputs: as for ``gauss_newton``.
         draws: labels to draw for each example. ``torch.manual_seed`` makes them reproducible.
     """
     check_finite(parameters, "parameters")
@@ -118,10 +114,8 @@ def reinforce(S: SPD, deviations: Tensor, values: Tensor) -> OuterProducts:
     _check_deviations(S, deviations)
     check_finite(values, "values")
     if values.shape not in (deviations.shape[:1], deviations.shape[: 1 + len(S.batch_shape)]):
-        raise ValueError(
-            f"values must have the leading shape (K,) or (K, *batch) of deviations {tuple(deviations.shape)}, "
-            f"got {tuple(values.shape)}"
-        )
+        wanted = f"the leading shape (K,) or (K, *batch) of deviations {tuple(deviations.shape)}"
+        raise ValueError(f"values must have {wanted}, got {tuple(values.shape)}")
     weights = values / len(deviations)
     return OuterProducts(S.matmul(deviations), weights, shift=-weights.sum(0), semidefinite=False)
 
@@ -142,10 +136,10 @@ def reparametrization(S: SPD, deviations: Tensor, gradients: Tensor) -> OuterPro
     a, b = S.matmul(deviations), gradients
     if a.shape != b.shape:
         raise ValueError(f"gradients must have the shape of deviations, {tuple(a.shape)}, got {tuple(b.shape)}")
-    axes = tuple(range(1 + len(S.batch_shape), a.ndim))
-    tiny = torch.finfo(a.dtype).tiny
     # Vectors of like length lose the least to rounding when their sum and difference are subtracted again.
-    balance = (_norm(b, axes).clamp_min(tiny) / _norm(a, axes).clamp_min(tiny)).sqrt()
+    axes, tiny = tuple(range(1 + len(S.batch_shape), a.ndim)), torch.finfo(a.dtype).tiny
+    lengths = [torch.linalg.vector_norm(x, dim=axes, keepdim=True).clamp_min(tiny) for x in (a, b)]
+    balance = (lengths[1] / lengths[0]).sqrt()
     a, b = a * balance, b / balance
     quarter = torch.full((len(a),), 0.25 / len(a), dtype=a.dtype, device=a.device)
     return OuterProducts(torch.cat([a + b, a - b]), torch.cat([quarter, -quarter]), semidefinite=False)
@@ -160,9 +154,7 @@ def spd_gradient(S: SPD, gradient: Tensor) -> Dense:
     dense = S.dense()
     if gradient.shape != dense.shape:
         raise ValueError(f"gradient must have shape {tuple(dense.shape)} to fit S, got {tuple(gradient.shape)}")
-    gradient = gradient.to(dense.dtype)
-    matrix = -2 * dense @ gradient @ dense
-    return Dense(symmetrize(matrix))
+    return Dense(symmetrize(-2 * dense @ gradient.to(dense.dtype) @ dense))
 
 
 def _mean(vectors: Tensor, count: int | None = None) -> OuterProducts:
@@ -173,7 +165,3 @@ def _check_deviations(S: SPD, deviations: Tensor) -> None:
     S.check_event(deviations, "deviations")
     check_nonempty(deviations, "deviations")
     check_finite(deviations, "deviations")
-
-
-def _norm(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=axes, keepdim=True)

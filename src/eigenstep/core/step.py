@@ -40,8 +40,7 @@ class Learned(NamedTuple):
     """What one step changed in one factor."""
 
     eigs: Tensor  # the new eigenvalues, shape (*batch, n)
-    # orthogonal Q by which the basis turns, B <- B Q; None where only eigenvalues were learned
-    turn: Tensor | None = None
+    turn: Tensor | None = None  # Q by which the basis turns, B <- B Q; None where only eigenvalues were learned
     residual: Tensor | None = None  # the average A in the turned basis, shape (*batch, n, n), if the factor keeps one
     speed: Tensor | None = None  # norm of the last generator N, shape (*batch,): how fast the basis turns
 
@@ -67,23 +66,22 @@ def learn(
     sweeps: int = 1,
     dtype: torch.dtype | None = None,
 ) -> Learned:
-    """Take one step in eigen-coordinates.
+    """Take one step in eigen-coordinates; what is not explained here is an argument of ``update``, too.
 
     Args:
         eigs: ``d``, shape ``(*batch, n)``.
-        W: curvature in the eigenbasis, shape ``(*batch, n, n)``; or its diagonal, ``(*batch, n)``, if the basis is not
-            to turn.
+        W: curvature in the eigenbasis, shape ``(*batch, n, n)``; or ``(*batch, n)``, its diagonal, to turn no basis.
         rate: the paper's beta-2.
         basis_rate: rate of the average that the basis turns towards; ``rate`` if left out.
         decay: the paper's gamma.
         damping: the paper's ``Lambda / (alpha k)``, added to the eigenvalues of ``W``.
         residual: ``M``, if the factor keeps one; then the new one is returned.
-        rotation: see ``eigenstep.core.generators``.
+        rotation: which generator turns the basis.
         orthogonal: map from generators to orthogonal matrices.
-        positive: map that moves ``d`` towards where the linear update would put it, and keeps it positive.
-        rayleigh: read the eigenvalues off in the turned basis (Rayleigh quotients).
-        sweeps: how many times to turn towards the same average.
-        dtype: number format in which ``Q`` is computed, for instance a bfloat16 basis's own; by default that of ``W``.
+        positive: map that moves ``d`` towards where the linear update would put it.
+        rayleigh: whether to read the eigenvalues off in the turned basis.
+        sweeps: how many times to turn.
+        dtype: number format in which ``Q`` is computed, such as a bfloat16 basis's own; by default that of ``W``.
     """
     if W.ndim == eigs.ndim:
         return Learned(positive(eigs, blend(eigs, W + damping, rate, decay)), residual=residual)
@@ -154,13 +152,9 @@ def update(
             linear update, for curvature without negative eigenvalues; or a function.
         rayleigh: read the new eigenvalues off in the new basis (Rayleigh quotients) instead of the old one, as the
             paper does. Better when curvature is exact; with noisy curvature it fits the noise.
-        sweeps: how many times the basis turns towards the same average: more are closer to its eigenvectors, which
-            pays in the first steps, when the basis is still far from them.
-        reorthonormalized: mend the basis by a Newton-Schulz step, which keeps it orthogonal for good, in any precision
-            and with any map. The paper does not.
-
-    Returns:
-        The new matrix, of the same structure and number formats.
+        sweeps: how many times the basis turns towards the same average, which pays while it is far from eigenvectors.
+        reorthonormalized: mend the basis by a Newton-Schulz step, which keeps it orthogonal in any precision and with
+            any map. The paper does not.
     """
     basis_lr = lr if basis_lr is None else basis_lr
     rotation, orthogonal = choose(rotation, ROTATIONS, "rotation"), choose(orthogonal, ORTHOGONAL, "orthogonal")
@@ -172,9 +166,8 @@ def update(
     check_size(sweeps, "sweeps")
     check_damping(damping, scale_of(S))
     how: Any = {"rate": lr, "basis_rate": basis_lr, "decay": decay, "rayleigh": rayleigh, "sweeps": sweeps}
-    one_step: Callable[..., Learned] = partial(
-        learn, rotation=rotation, orthogonal=orthogonal, positive=positive, **how
-    )
+    how |= {"rotation": rotation, "orthogonal": orthogonal, "positive": positive}
+    one_step: Callable[..., Learned] = partial(learn, **how)
     factors: list[Full | Diagonal] = []
     for factor, W, identity in zip(factors_of(S), projected, project_identity(S), strict=True):
         level = saturate(damping * identity)[..., None]

@@ -32,25 +32,15 @@ ROUNDING = 1e-6  # Without random points, a gap in nats that is no larger and no
 
 
 class Iterate(NamedTuple):
-    """What is kept of each Gaussian on the way.
+    """What is kept of each Gaussian on the way."""
 
-    Attributes:
-        elbo: the evidence lower bound in nats, as estimated from the points of this step.
-        error: its standard error.
-        gap: how many nats the bound is expected to be below its maximum, with noise counted as a gap.
-        lr: the step size that led away from here.
-        points: how many points the step was computed from.
-        ngrad: gradients computed so far.
-        nfev: values without gradients computed so far.
-    """
-
-    elbo: float
-    error: float
-    gap: float
-    lr: float
-    points: int
-    ngrad: int
-    nfev: int
+    elbo: float  # the evidence lower bound in nats, as estimated from the points of this step
+    error: float  # its standard error
+    gap: float  # how many nats the bound is expected to be below its maximum, with noise counted as a gap
+    lr: float  # the step size that led away from here
+    points: int  # how many points the step was computed from
+    ngrad: int  # gradients computed so far
+    nfev: int  # values without gradients computed so far
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +49,7 @@ class FitResult(Result):
 
     The ``reason`` is "tol" (the gap is small enough), "rounding" (it cannot get smaller), "max_iter", "noise" (it needs
     more points than are allowed), "stuck" (no step helps), "nonfinite" or "callback". A Hessian counts as one gradient
-    for each parameter; ``nfev`` counts values without a gradient. The ``history`` has an ``Iterate`` for each
-    step.
+    for each parameter, ``nfev`` values without a gradient. The ``history`` has an ``Iterate`` for each step.
 
     Attributes:
         posterior: the Gaussian, with ``sample``, ``log_prob``, ``covariance`` and ``std``.
@@ -90,8 +79,7 @@ class Problem:
     """What to fit a Gaussian to."""
 
     look: Estimator
-    # returns the evidence lower bound of a Gaussian and its standard error
-    bound: Callable[[Gaussian], tuple[float, float]]
+    bound: Callable[[Gaussian], tuple[float, float]]  # the evidence lower bound of a Gaussian and its standard error
     counts: Target  # what has been computed so far
     points: int  # how many points a lot has; 0 if nothing is random
 
@@ -246,10 +234,7 @@ def step(q: Gaussian, found: Estimate, lr: float, exact: bool = True) -> Gaussia
 
 
 def natural_gradient(q: Gaussian, found: Estimate, exact: bool = True) -> tuple[Tensor, float]:
-    """Return the natural gradient in orthonormal coordinates, and the longest step that is safe.
-
-    Half its squared length is what a full step is expected to gain, in nats.
-    """
+    """Return the natural gradient in orthonormal coordinates, and the longest step that is safe."""
     parts, longest = [], 1.0
     for name, S in q.precisions.items():
         tangent, low, high = tangent_vector(S, found.curvatures[name], found.damping)

@@ -24,8 +24,7 @@ from ..core.sources import gradient_outer_product, reinforce, reparametrization
 from .gaussian import ONLY, Blocks, Gaussian, event, unwrap
 from .models import Target, each_of
 
-FROM_MODEL = {"gauss-newton": "gauss_newton", "empirical-fisher": "empirical_fisher"}
-"""Estimates that ``log_joint`` must bring along, as methods like those of ``eigenstep.inference.Supervised``."""
+FROM_MODEL = {"gauss-newton": "gauss_newton", "empirical-fisher": "empirical_fisher"}  # Methods that log_joint needs
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,7 @@ class Estimate:
 
 
 def estimate(
-    target: Target,
-    q: Gaussian,
-    source: str | Callable[[Any], Any],
-    samples: int,
-    generator: torch.Generator | None = None,
+    target: Target, q: Gaussian, source: str | Callable[[Any], Any], samples: int, generator: torch.Generator
 ) -> Estimate:
     """Estimate value, gradient and curvature of the variational objective at ``q``, from an even number of points.
 
@@ -56,12 +51,11 @@ def estimate(
     find = find if isinstance(source, str) else partial(_from_user, source)
     target.refresh()
     pairs = samples // 2
-    half = (
-        q.deviations(pairs, generator)
-        if pairs
-        else {n: m.new_zeros(1, *q.precisions[n].sizes) for n, m in q.means.items()}
-    )
-    both = {name: torch.cat([x, -x]) for name, x in half.items()} if pairs else half
+    if pairs:
+        half = q.deviations(pairs, generator)
+        both = {name: torch.cat([x, -x]) for name, x in half.items()}
+    else:
+        both = half = {n: m.new_zeros(1, *q.precisions[n].sizes) for n, m in q.means.items()}
     points = q.points(both)
     if find is _reinforce:
         values, gradients = target.values(points), Blocks()
@@ -141,9 +135,7 @@ class Cloud:
 
     target: Target  # the function
     q: Gaussian  # the Gaussian
-    # deviations from the mean of the first half of the points, whose mirror images are the second; None at the mean
-    # alone
-    half: Blocks | None
+    half: Blocks | None  # deviations of the first half of the points, which the second mirrors; None at the mean alone
     points: Blocks  # the points, along the first axis of each block
     residuals: Tensor  # values of l minus the quadratic of q
     gradients: Blocks  # gradients of l as events, empty where a source needs none
@@ -224,8 +216,7 @@ def _from_user(source: Callable[[Any], Any], cloud: Cloud) -> Found:
 
 SOURCES: dict[str, Callable[[Cloud], Found]] = {
     "hessian": _hessian,
-    "gauss-newton": partial(_from_model, FROM_MODEL["gauss-newton"]),
-    "empirical-fisher": partial(_from_model, FROM_MODEL["empirical-fisher"]),
+    **{name: partial(_from_model, method) for name, method in FROM_MODEL.items()},
     "gradient-outer-product": _gradient_outer_product,
     "reparametrization": _reparametrization,
     "reinforce": _reinforce,

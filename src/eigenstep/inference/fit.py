@@ -20,8 +20,7 @@ from .estimates import FROM_MODEL, SOURCES, Estimate, check_samples, combine, el
 from .gaussian import Gaussian, Parameters
 from .models import Target
 
-POINTS = {"reparametrization": 2, "gradient-outer-product": 8, "reinforce": 32}
-"""Points for each parameter, by default, where curvature comes from differences between points."""
+POINTS = {"reparametrization": 2, "gradient-outer-product": 8, "reinforce": 32}  # For each parameter, by default
 AT_ONCE = 64  # Points that are evaluated together, or samples if that is more
 LEAST = {"reparametrization": 2, "reinforce": 4}  # The fewest points that curvature can be estimated from
 
@@ -48,20 +47,17 @@ def fit_gaussian(
 
     Args:
         log_joint: log density of data and parameters, up to a constant, as a function of the parameters: a tensor, or a
-            dictionary of them, like ``mean0``. It must be finite everywhere, so transform bounded parameters. It may
-            be random, such as ``Supervised.minibatches <eigenstep.inference.models.Supervised.minibatches>``: if
-            it has a method ``draw``, what that returns is used for one step. Then pass ``lr``.
-        mean0: where to start, a tensor of any shape or a dictionary; its number format is used throughout (float64 is
-            best).
+            dictionary of them, like ``mean0``. It must be finite everywhere, so transform bounded parameters. It may be
+            random, such as ``Supervised.minibatches``: what its method ``draw``, if any, returns is used for one step.
+            Then pass ``lr``.
+        mean0: where to start, a tensor of any shape or a dictionary; its number format is used (float64 is best).
         precision0: "full", "diagonal" or "kronecker" for an inverse covariance of this structure that starts at the
-            identity, a positive number for a multiple of it (full), a matrix (``Full``, ``Diagonal``,
-            ``Kronecker``), or a dictionary of these. Start with the precision of the prior or larger: the first points
-            are drawn from it.
+            identity, a positive number for a multiple of it (full), a matrix (``Full``, ``Diagonal``, ``Kronecker``),
+            or a dictionary of these. At least the precision of the prior: the first points are drawn from it.
         curvature: where the Hessian comes from:
 
             - "hessian": automatic differentiation;
-            - "gauss-newton": without the second derivative of the model; ``log_joint`` must be
-              ``eigenstep.inference.models.Supervised`` or have a method ``gauss_newton``;
+            - "gauss-newton": without second derivatives; ``log_joint`` must be ``Supervised``, or have such a method;
             - "reparametrization": from gradients at random points; needs many of them, but no second derivative;
             - "reinforce": from values at random points, without any derivative;
             - "gradient-outer-product": ``E_q[g g^T]``, biased unless the posterior is Gaussian;
@@ -69,16 +65,14 @@ def fit_gaussian(
             - a function of the parameters that returns ``Dense`` or ``OuterProducts``.
         samples: how many points are drawn from the Gaussian, an even number; 0 evaluates all at the mean instead (the
             paper's delta approximation), which gives Laplace's approximation. The first step takes twice as many, and
-            the number doubles whenever noise outweighs what is left to learn. At most this many are evaluated at once,
-            or 64 if that is more. Default: 8 for "hessian" and the like, for each parameter 2 for "reparametrization",
-            8 for "gradient-outer-product" and 32 for "reinforce".
+            the number doubles whenever noise outweighs what is left to learn. Default: 8 for "hessian" and the like,
+            for each parameter 2 for "reparametrization", 8 for "gradient-outer-product" and 32 for "reinforce".
         max_samples: the most points of a step; a fit that would need more ends there without success.
-        lr: the paper's beta-2, as everywhere, and the step size of the mean as well: a number for all steps or a
-            function of the number of the step; each step then takes ``samples`` points. By default it is 1 for
-            ``samples=0`` and 1/2 otherwise, and less where steps overshoot.
-        tol: stop when the bound is expected to be within this many nats of its maximum, or of where a biased curvature
-            leads. Noise counts as a gap, and doubling the points halves it. Default: 1e-3, and what rounding allows for
-            ``samples=0``.
+        lr: the paper's beta-2, as everywhere, and the step size of the mean as well: a number or a function of the
+            number of the step, which then takes ``samples`` points. By default it is 1 for ``samples=0`` and 1/2
+            otherwise, and less where steps overshoot.
+        tol: stop when the bound is expected to be within this many nats of its maximum, with noise counted as a gap.
+            Default: 1e-3, and what rounding allows for ``samples=0``.
         max_iter: stop after this many steps.
         exact: average precision matrices exactly, or to first order in ``lr``, as the paper does.
         seed: of all random numbers.
@@ -121,8 +115,5 @@ def fit_gaussian(
 def laplace(
     log_joint: Callable[[Any], Tensor], mean0: Parameters, precision0: object = "full", **options: Any
 ) -> FitResult:
-    """Return Laplace's approximation: Newton's method, and the inverse Hessian at its end as the covariance.
-
-    This is ``fit_gaussian`` with ``samples=0``, whose other arguments and options it takes.
-    """
+    """Return Laplace's approximation: ``fit_gaussian`` at the mean alone (``samples=0``), with all other options."""
     return fit_gaussian(log_joint, mean0, precision0, samples=0, **options)

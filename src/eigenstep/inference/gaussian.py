@@ -22,7 +22,7 @@ from torch.linalg import diagonal
 from ..core.checks import check_beside, check_finite, check_positive, check_size, check_wide
 from ..core.curvature import Curvature, factors_of, project, project_identity
 from ..core.kronecker import Kronecker
-from ..core.matrices import SPD, Diagonal, Full
+from ..core.matrices import KINDS, SPD, Full
 from ..core.numerics import symmetrize
 from ..core.step import update
 
@@ -45,21 +45,15 @@ class Gaussian:
 
     @classmethod
     def start(cls, mean: object, precision: object = "full") -> Gaussian:
-        """Return the Gaussian where learning starts, after a look at all that was passed in.
+        """Return the Gaussian where learning starts; arguments as ``mean0`` and ``precision0`` of ``fit_gaussian``.
 
-        Args:
-            mean: a tensor of any shape, or a dictionary of them.
-            precision: "full", "diagonal" or "kronecker" for the identity of this structure, a positive number for a
-                multiple of it, or a matrix: ``Full``, ``Diagonal`` or ``Kronecker``. A dictionary says it for each
-                block. A Kronecker product has one factor for each axis of the block.
+        A Kronecker product has one factor for each axis of its block.
         """
         means = as_blocks(mean, "mean")
         given = precision if isinstance(precision, Mapping) else dict.fromkeys(means, precision)
         if set(given) != set(means):
             raise ValueError(f"precision must be given for each of {list(means)}, got {list(given)}")
-        return cls(
-            means, {name: _matrix(given[name], tensor, label("precision", name)) for name, tensor in means.items()}
-        )
+        return cls(means, {n: _matrix(given[n], tensor, label("precision", n)) for n, tensor in means.items()})
 
     @property
     def mean(self) -> Parameters:
@@ -87,9 +81,8 @@ class Gaussian:
 
     def std(self) -> Parameters:
         """Return the standard deviation of every parameter, in the shape of the mean."""
-        return unwrap(
-            {n: S.dense(-1).diagonal().sqrt().reshape(self.means[n].shape) for n, S in self.precisions.items()}
-        )
+        stds = {n: S.dense(-1).diagonal().sqrt() for n, S in self.precisions.items()}
+        return unwrap({n: std.reshape(self.means[n].shape) for n, std in stds.items()})
 
     def logdet(self) -> float:
         """Return ``log det S`` of all blocks together."""
@@ -179,10 +172,8 @@ def _matrix(given: object, mean: Tensor, name: str) -> SPD:
         size = mean.numel()
         return Full(torch.eye(size).to(mean), torch.full((size,), float(given)).to(mean))
     like: Any = {"dtype": mean.dtype, "device": mean.device}
-    if given == "full":
-        return Full.identity(mean.numel(), **like)
-    if given == "diagonal":
-        return Diagonal.identity(mean.numel(), **like)
+    if isinstance(given, str) and given in ("full", "diagonal"):
+        return KINDS[given].identity(mean.numel(), **like)
     if given == "kronecker":
         if mean.ndim == 0:
             raise ValueError(f'{name}="kronecker" needs a mean with at least one axis')
@@ -201,8 +192,7 @@ def _matrix(given: object, mean: Tensor, name: str) -> SPD:
 
 
 Structure = TypeVar("Structure", bound=SPD)
-SWEEPS = (4, 16, 64)
-"""Turns of an exact step: few are enough close to the end, 64 for a matrix of condition 1e12 in an unknown basis."""
+SWEEPS = (4, 16, 64)  # Turns of an exact step: 64 for a matrix of condition 1e12 in an unknown basis
 KEEP = 0.25  # Where curvature is negative, an exact step leaves at least this fraction of S in every direction
 
 

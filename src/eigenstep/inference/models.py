@@ -45,10 +45,8 @@ class Supervised:
         check_function(self.loss, "loss")
         if not isinstance(self.targets, Tensor) or self.targets.ndim == 0:
             raise TypeError(f"targets must be a tensor with one entry for each input, got {describe(self.targets)}")
-        if len(self.targets) != len(self.inputs):
-            raise ValueError(
-                f"targets must hold one entry for each of {len(self.inputs)} inputs, got {len(self.targets)}"
-            )
+        if (count := len(self.inputs)) != len(self.targets):
+            raise ValueError(f"targets must hold one entry for each of {count} inputs, got {len(self.targets)}")
         if self.targets.is_floating_point():
             check_finite(self.targets, "targets")
         check_number(self.prior_precision, "prior_precision", 0.0)
@@ -105,12 +103,7 @@ class Supervised:
         return _like(points, scaled)
 
     def minibatches(self, size: int, seed: int = 0) -> Callable[[Parameters], Tensor]:
-        """Return an unbiased, random stand-in for this model: every call draws ``size`` examples anew.
-
-        Args:
-            size: number of examples, drawn without repetition.
-            seed: of the random numbers.
-        """
+        """Return an unbiased, random stand-in for this model: every call draws ``size`` different examples anew."""
         check_size(size, "size")
         if size > len(self.inputs):
             raise ValueError(f"size must be at most the {len(self.inputs)} examples, got {size}")
@@ -149,10 +142,7 @@ class NotFinite(ArithmeticError):
 
 
 class Target:
-    """``l = -log_joint`` with its derivatives at many points, and a count of what was computed.
-
-    A Hessian counts as one gradient for each parameter, a Gauss-Newton matrix as one for each output of the model.
-    """
+    """``l = -log_joint`` with its derivatives at many points, and counts: a Hessian is one gradient per parameter."""
 
     def __init__(self, log_joint: Callable[[Any], Tensor], vectorize: bool = True) -> None:
         """Wrap a function of the parameters; with ``vectorize`` it is mapped over points by ``torch.func.vmap``."""
@@ -222,8 +212,6 @@ def each_of(points: Blocks) -> list[Blocks]:
 
 
 def _finite(tensor: Tensor, what: str) -> Tensor:
-    if not torch.isfinite(tensor).all():
-        raise NotFinite(
-            f"{what} is NaN or infinite at {int((~torch.isfinite(tensor)).sum())} of {tensor.numel()} entries"
-        )
+    if bad := int((~torch.isfinite(tensor)).sum()):
+        raise NotFinite(f"{what} is NaN or infinite at {bad} of {tensor.numel()} entries")
     return tensor

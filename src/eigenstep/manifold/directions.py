@@ -64,7 +64,7 @@ class Metric:
         if not self.exponents.any():
             return self._rate * vector
         (metric,) = point.metrics(self.exponents[None].to(vector))
-        return self._rate * point.from_eigenbasis(point.to_eigenbasis(vector) / metric)
+        return self._rate * point.to_eigenbasis(point.to_eigenbasis(vector) / metric, back=True)
 
 
 class Direction(Protocol):

@@ -107,7 +107,8 @@ def minimize_spd(
     Returns:
         The point found and how the search went; see ``SPDResult``.
     """
-    _check_options(fun, lr, momentum, max_step, gtol, max_iter, callback)
+    check_function(fun, "fun")
+    _check_options(lr, momentum, max_step, gtol, max_iter, callback)
     objective = Objective(fun, factored)
     point = Point.start(S0, retraction=retraction, name="S0")
     point = point.with_blocks([*point.blocks, *map(Euclidean, _tensors(x0, point.S.spectrum))])
@@ -159,10 +160,7 @@ def _tensors(x0: Tensor | Sequence[Tensor], like: Tensor) -> list[Tensor]:
     return [tensor.detach() for tensor in tensors]
 
 
-def _check_options(
-    fun: object, lr: object, momentum: float, max_step: float, gtol: float, max_iter: int, callback: object
-) -> None:
-    check_function(fun, "fun")
+def _check_options(lr: object, momentum: float, max_step: float, gtol: float, max_iter: int, callback: object) -> None:
     if lr is not None and not callable(lr):
         check_number(lr, "lr", 0.0)
     check_number(momentum, "momentum", 0.0, 1.0)

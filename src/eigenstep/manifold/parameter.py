@@ -20,10 +20,9 @@ class SPDParameter(nn.Module):
     Whatever the optimizer does, ``S`` stays positive definite, and momentum is carried along with it.
 
     The step follows the affine-invariant metric: with ``torch.optim.SGD`` this is Riemannian gradient descent, with
-    momentum if wanted. Its learning rate is torch's, twice the paper's beta-2: ``SGD(lr=0.1)`` takes the steps of
-    ``minimize_spd(lr=0.05)``. With ``torch.optim.Adam`` each coordinate has its own step size. Weight decay has no
-    effect. ``torch.optim.LBFGS`` cannot be used, because it expects parameters to stay where it puts them: see
-    ``minimize_spd``.
+    momentum if wanted, at twice the paper's beta-2: ``SGD(lr=0.1)`` takes the steps of ``minimize_spd(lr=0.05)``.
+    Weight decay has no effect. ``torch.optim.LBFGS`` cannot be used, because it expects parameters to stay where it
+    puts them: see ``minimize_spd``.
 
     Example:
         >>> covariance = SPDParameter(torch.eye(3))

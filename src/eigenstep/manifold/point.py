@@ -22,16 +22,7 @@ from ..core.curvature import factors_of
 from ..core.kronecker import Kronecker
 from ..core.matrices import SPD, Diagonal, Full, Identity
 from ..core.numerics import symmetrize
-from .retractions import (
-    RETRACTIONS,
-    Retraction,
-    check_frame,
-    check_range,
-    checked_retraction,
-    decompose,
-    geodesic,
-    stretch,
-)
+from .retractions import RETRACTIONS, Retraction, check_frame, check_range, checked, decompose, geodesic, stretch
 from .tangent_view import TangentView
 
 
@@ -54,12 +45,8 @@ class Block:
         """Return the block after a step."""
         raise NotImplementedError
 
-    def to_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return coordinates in the eigenbasis of the matrix."""
-        return vector
-
-    def from_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return coordinates as they are used elsewhere: the inverse of ``to_eigenbasis``."""
+    def to_eigenbasis(self, vector: Tensor, back: bool = False) -> Tensor:
+        """Return coordinates in the eigenbasis of the matrix, or turn such coordinates back."""
         return vector
 
     def metrics(self, exponents: Tensor) -> Tensor:
@@ -142,17 +129,14 @@ class Matrix(Block):
             if self.unit:
                 frame = frame * (-torch.linalg.slogdet(frame)[1] / frame.shape[-1]).exp()[..., None, None]
             return replace(self, frame=frame, known=None)
-        factor, transport = checked_retraction(self.retraction, self.factor, self.tangent(step))
+        factor, transport = checked(self.retraction, self.factor, self.tangent(step))
         factor = factor.with_unit_determinant() if self.unit else factor
         return Matrix.of(factor, self.orientation @ transport, self.weight, self.unit, self.retraction)
 
-    def to_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return ``O^T X O``."""
-        return symmetrize(self.orientation.mT @ vector @ self.orientation)
-
-    def from_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return ``O X O^T``."""
-        return symmetrize(self.orientation @ vector @ self.orientation.mT)
+    def to_eigenbasis(self, vector: Tensor, back: bool = False) -> Tensor:
+        """Return ``O^T X O``, or ``O X O^T``."""
+        turn = self.orientation.mT if back else self.orientation
+        return symmetrize(turn.mT @ vector @ turn)
 
     def metrics(self, exponents: Tensor) -> Tensor:
         """Return ``(d_i d_j)^a (d_i / d_j)^c``, made symmetric."""
@@ -169,7 +153,7 @@ class Matrix(Block):
         slopes = values[..., 0] * self.factor.eigs.mean(-1)
         worst = slopes == slopes.min()
         w = torch.nn.functional.normalize(roots * vectors[..., 0] * worst[..., None], dim=-1)
-        return slopes.min(), self.from_eigenbasis(w[..., :, None] * w[..., None, :])
+        return slopes.min(), self.to_eigenbasis(w[..., :, None] * w[..., None, :], back=True)
 
 
 @dataclass(frozen=True)
@@ -313,13 +297,9 @@ class Point:
         """Return the point after a step, given as a flat vector."""
         return self.with_blocks([block.move(part) for block, part in self._split(step)])
 
-    def to_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return flat coordinates in the eigenbases of the factors."""
-        return torch.cat([block.to_eigenbasis(part).flatten() for block, part in self._split(vector)])
-
-    def from_eigenbasis(self, vector: Tensor) -> Tensor:
-        """Return flat coordinates as they are used elsewhere: the inverse of ``to_eigenbasis``."""
-        return torch.cat([block.from_eigenbasis(part).flatten() for block, part in self._split(vector)])
+    def to_eigenbasis(self, vector: Tensor, back: bool = False) -> Tensor:
+        """Return flat coordinates in the eigenbases of the factors, or turn such coordinates back."""
+        return torch.cat([block.to_eigenbasis(part, back).flatten() for block, part in self._split(vector)])
 
     def metrics(self, exponents: Tensor) -> Tensor:
         """Return diagonal metrics in the eigenbases of the factors (``eigenstep.manifold.directions``)."""
@@ -339,9 +319,8 @@ class Point:
         return [block.leaf().shape for block in self.blocks]
 
     def _split(self, step: Tensor) -> list[tuple[Block, Tensor]]:
-        shapes = self._shapes
-        parts = torch.split(step, [shape.numel() for shape in shapes])
-        return [(block, part.reshape(shape)) for block, part, shape in zip(self.blocks, parts, shapes, strict=True)]
+        parts = torch.split(step, [shape.numel() for shape in self._shapes])
+        return [(b, part.reshape(shape)) for b, part, shape in zip(self.blocks, parts, self._shapes, strict=True)]
 
 
 def _checked(S: SPD | Tensor, name: str) -> SPD:
@@ -350,9 +329,7 @@ def _checked(S: SPD | Tensor, name: str) -> SPD:
         S = Full.from_dense(S.detach())
         worst = S.condition().max().item()
         if worst > 0.1 / torch.finfo(S.eigs.dtype).eps:
-            raise ValueError(
-                f"{name} must be positive definite beyond rounding, but its condition number is {worst:.3g}"
-            )
+            raise ValueError(f"{name} must be positive definite beyond rounding, but its condition is {worst:.3g}")
     elif not isinstance(S, SPD):
         raise TypeError(f"{name} must be a tensor, Full, Diagonal or Kronecker, got {type(S).__name__}")
     check_finite(S.spectrum, f"the spectrum of {name}")

@@ -8,6 +8,7 @@ coordinates of a tangent vector that is carried along to the new point, without 
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,16 +96,11 @@ def _learn(S: Full, tangent: Tensor, rotation: Rotation, rayleigh: bool) -> tupl
 RETRACTIONS: dict[str, Retraction] = {"geodesic": geodesic, "spectral": spectral, "paper": paper}  # Retractions by name
 
 
-def checked_retraction(retraction: Retraction, S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
+def checked(retraction: Retraction, S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
     """Apply a retraction, which may be a function of the user's, and raise unless what it returns can be used."""
-    found = retraction(S, tangent)
-    if (
-        not isinstance(found, tuple)
-        or len(found) != 2
-        or not isinstance(found[0], Full)
-        or not isinstance(found[1], Tensor)
-        or not found[0].basis.shape == found[1].shape == S.basis.shape
-    ):
+    found: Any = retraction(S, tangent)
+    pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Full) and isinstance(found[1], Tensor)
+    if not pair or not found[0].basis.shape == found[1].shape == S.basis.shape:
         raise TypeError(f"retraction must return a Full and an orthogonal tensor, both of shape {tuple(S.basis.shape)}")
     return found
 

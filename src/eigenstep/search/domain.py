@@ -1,10 +1,9 @@
 """What users pass in, in the type that they use, and where the search may go: bounds, integers, scales.
 
 The Gaussian searches in coordinates ``u`` without constraints. What the function sees is ``x``: scaled, reflected at
-walls like a ball, and rounded where it must be an integer. Reflection keeps distances, so the Gaussian learns near a
-wall as anywhere else. Where a function falls towards a bound, plain reflection would make a sharp edge there, which a
-Gaussian cannot fit. So the walls stand a little outside, and a margin of ``u`` on both sides of the bound is bent into
-the inside, ``x = lower + (u - wall)^2 / (4 margin)``: the edge becomes a smooth valley. (pycma does much the same.)
+walls like a ball, which keeps distances, and rounded where it must be an integer. Where a function falls towards a
+bound, that would make a sharp edge, which a Gaussian cannot fit. So the walls stand a little outside, and a margin of
+``u`` on both sides of the bound is bent into the inside, ``x = lower + (u - wall)^2 / (4 margin)``: a smooth valley.
 """
 
 from __future__ import annotations

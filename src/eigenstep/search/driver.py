@@ -144,9 +144,8 @@ def _result(search: Search, evaluate: Evaluator) -> SearchResult:
 class Evaluator:
     """Calls the user's function with copies of points, and keeps what went wrong.
 
-    Attributes:
-        first_error: the first exception of an evaluation: what the function raised, or that it took too long.
-        values: those of the first points of a population whose evaluation was interrupted.
+    In ``first_error`` is the first exception of an evaluation, and in ``values`` what the first points of a population
+    gave, if its evaluation was interrupted.
     """
 
     def __init__(self, fun: Callable[[Point], object], batched: bool, executor: Any, timeout: float | None) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.linalg import diagonal
 
-from eigenstep.core.checks import check_number, check_sizes, check_symmetric, check_wide
+from eigenstep.core.checks import check_dense, check_number, check_sizes
 from eigenstep.core.curvature import OuterProducts
 from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.matrices import KINDS
@@ -58,8 +58,7 @@ def nearest_kronecker(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str]
         sizes: those of the factors, whose product is ``N``.
         kinds: "full" (the default), "diagonal" or "identity" for each factor.
     """
-    check_symmetric(matrix, "matrix")
-    check_wide(matrix, "matrix")
+    check_dense(matrix)
     kinds = ["full"] * len(sizes) if kinds is None else kinds
     check_sizes(sizes, kinds)
     if matrix.shape[-1] != math.prod(sizes):
