@@ -19,30 +19,11 @@ from torch.nn.functional import cross_entropy
 from eigenstep import Spectral
 from eigenstep.integrations import RECIPES, SpectralFactory, hugging_face, recipe, register_timm
 
+from .language_models import EXAMPLES, TEXTS, language_model
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here needs to be downloaded
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages, about their own affairs
 STEPS = 30
-TEXTS = (torch.arange(64)[:, None] + 3 * torch.arange(12)) % 32  # every character is three after the one before
-
-
-def language_model(kind: str = "GPT2") -> Any:
-    """Return a tiny model of transformers."""
-    transformers = pytest.importorskip("transformers")
-    transformers.set_seed(0)
-    if kind == "GPT2":
-        config = transformers.GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2)
-        return transformers.GPT2LMHeadModel(config)
-    config = transformers.MixtralConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_local_experts=4,
-        max_position_embeddings=16,
-    )
-    return transformers.MixtralForCausalLM(config)
 
 
 def loss_of(model: Any) -> Tensor:
@@ -58,9 +39,6 @@ def assert_learned(model: Any) -> None:
 def trainer_arguments(path: Path, **more: Any) -> dict[str, Any]:
     options = {"max_steps": STEPS, "per_device_train_batch_size": 16, "save_strategy": "no", "use_cpu": True}
     return {"output_dir": str(path), "report_to": [], "disable_tqdm": True, **options, **more}
-
-
-EXAMPLES = [{"input_ids": text, "labels": text} for text in TEXTS]
 
 
 def test_recipes_are_known_by_their_names() -> None:

@@ -31,12 +31,12 @@ def truncated_cayley(n: Tensor) -> Tensor:
     return (i + n) @ (i + n) @ (i + n @ n) @ (i + n @ n @ n @ n)
 
 
-def rotation(w: Tensor, d: Tensor, beta_bar: float) -> Tensor:
+def rotation(w: Tensor, d: Tensor, beta_bar: float, gap: float = GAP) -> Tensor:
     """``Cayley(beta_bar / 2 * Skew(Tril(U)) / ||Skew(Tril(U))||)``, caption of Fig. kron_updates."""
     u = torch.zeros_like(w)
     for i in range(len(d)):
         for j in range(i):
-            if abs(d[i] - d[j]) > GAP * max(d[i], d[j]):
+            if abs(d[i] - d[j]) > gap * max(d[i], d[j]):
                 u[i, j] = -w[i, j] / (d[i] - d[j])
     skew = u - u.T
     norm = skew.norm()

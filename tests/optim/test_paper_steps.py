@@ -18,25 +18,12 @@ from eigenstep import Spectral
 from eigenstep.core import maps
 from eigenstep.core.generators import normalized
 
+from .test_paper import rotation
+
 BETA1, BETA2, LAMBDA, GAP, LR, STEPS = 0.9, 0.05, 1e-12, 0.1, 0.05, 50
 Array = np.ndarray
 Box = tuple[dict[str, Array], dict[str, Array], float, Array]
 """Bases, eigenvalues, alpha and momentum."""
-
-
-def truncated_cayley(N: Array) -> Array:
-    identity, square = np.eye(len(N)), N @ N
-    return (identity + N) @ (identity + N) @ (identity + square) @ (identity + square @ square)
-
-
-def rotation(W: Array, d: Array, gap: float, beta_bar: float) -> Array:
-    U = np.zeros_like(W)
-    for i in range(len(d)):
-        for j in range(i):
-            if abs(d[i] - d[j]) > gap * max(d[i], d[j]):
-                U[i, j] = -W[i, j] / (d[i] - d[j])
-    skew = U - U.T
-    return truncated_cayley(beta_bar / 2 * skew / max(float(np.linalg.norm(skew)), 1e-300))
 
 
 def one_step(state: Box, G: Array, gap: float, beta_bar: float) -> tuple[Box, Array]:
@@ -51,7 +38,7 @@ def one_step(state: Box, G: Array, gap: float, beta_bar: float) -> tuple[Box, Ar
         W = B[side].T @ Q[side] @ B[side]
         damping = LAMBDA * k[side] * mean["C"] * mean["K"] / mean[side]
         n[side] = (1 - BETA2) * d[side] + BETA2 / (alpha * k[side]) * (np.diag(W) + damping)
-        turned[side] = B[side] @ rotation(W, d[side], gap, beta_bar)
+        turned[side] = B[side] @ rotation(*map(torch.from_numpy, (W, d[side])), beta_bar, gap).numpy()
     d = {side: np.exp(np.log(n[side]) - np.log(n[side]).mean()) for side in "CK"}
     alpha = alpha * float(np.exp(np.log(n["C"]).mean() / 2 + np.log(n["K"]).mean() / 2))
     momentum = BETA1 * momentum + (1 - BETA1) * G

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eigenstep import Spectral
 
+from .language_models import EXAMPLES, language_model
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here needs to be downloaded
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages, about their own affairs
 
@@ -141,20 +143,7 @@ class TestTransformers:
     def trained(self, path: Path, steps: int, resume: str | None = None) -> Any:
         transformers = pytest.importorskip("transformers")
         pytest.importorskip("accelerate")
-        transformers.set_seed(0)
-        config = transformers.LlamaConfig(
-            vocab_size=32,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=16,
-        )
-        model = transformers.LlamaForCausalLM(config)
-        start = torch.arange(64)[:, None]
-        texts = (start + 3 * torch.arange(12)) % 32  # every character is three after the one before
-        examples = [{"input_ids": text, "labels": text} for text in texts]
+        model = language_model("Llama")
         optimizer = Spectral(model.named_parameters(), 0.01)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
         arguments = transformers.TrainingArguments(
@@ -166,7 +155,7 @@ class TestTransformers:
             report_to=[],
             disable_tqdm=True,
         )
-        trainer = transformers.Trainer(model, arguments, train_dataset=examples, optimizers=(optimizer, scheduler))
+        trainer = transformers.Trainer(model, arguments, train_dataset=EXAMPLES, optimizers=(optimizer, scheduler))
         trainer.train(resume_from_checkpoint=resume)
         return model
 

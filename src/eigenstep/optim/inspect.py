@@ -22,21 +22,13 @@ from .state import State
 
 @dataclass(frozen=True)
 class ParameterReport:
-    """One parameter in ``Spectral.summary``.
+    """One parameter in ``Spectral.summary``."""
 
-    Attributes:
-        name: its name, or its place among the parameter groups.
-        shape: its shape.
-        structure: its curvature's structure in words.
-        state_bytes: memory of its state, or what it will be.
-        flops: matrix-product operations per step, averaged over the interval.
-    """
-
-    name: str
+    name: str  # or its place among the parameter groups
     shape: tuple[int, ...]
-    structure: str
-    state_bytes: int
-    flops: float
+    structure: str  # of its curvature, in words
+    state_bytes: int  # memory of its state, or what it will be
+    flops: float  # matrix-product operations per step, averaged over the interval
 
 
 class Summary(list[ParameterReport]):

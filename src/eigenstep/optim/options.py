@@ -44,18 +44,8 @@ LEAST_DAMPING = 1e-12
 CUSTOM_PREFIX = "custom: "
 CUSTOM = ("rotation", "maps")
 """Options that may be functions of the user's own instead of names."""
-FOREIGN = {
-    "params",
-    "param_names",
-    "count",
-    "use_fallback",
-    "name",
-    "lr_scale",
-    "initial_lr",
-    "max_lr",
-    "min_lr",
-    "swa_lr",
-} | {f"{which}_momentum" for which in ("base", "max")}
+SCHEDULED = {"lr_scale", "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
+FOREIGN = {"params", "param_names", "count", "use_fallback", "name", *SCHEDULED}
 """What else a parameter group may hold: what torch, learning-rate schedulers and trainers put there."""
 GO, SKIP, RAISE = range(3)
 """What to do about the gradients of a step: take it, leave it out, or raise an error."""
@@ -64,17 +54,8 @@ fixed = itemgetter(*LAYOUT)
 """Options that decide how a parameter is laid out, and what returns them; they are fixed once it has state."""
 OTHERS = ("lr", "weight_decay", "betas", "interval", "nesterov", "basis_dtype", "state_dtype")
 """Options that are in no other list."""
-FLAGS = (
-    "relative_damping",
-    "eigenvalues_wait",
-    "turn_first",
-    "reorthonormalize",
-    "residual",
-    "stochastic_rounding",
-    "maximize",
-    "capturable",
-    "cautious_weight_decay",
-)
+LEARNING = ("relative_damping", "eigenvalues_wait", "turn_first", "reorthonormalize", "residual")
+FLAGS = (*LEARNING, "stochastic_rounding", "maximize", "capturable", "cautious_weight_decay")
 TORCH: Mapping[str, str] = {
     "amsgrad": "its second moments can fall again",
     "differentiable": "its steps have no gradient",
