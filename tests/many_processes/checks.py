@@ -23,6 +23,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from eigenstep import Spectral
 from eigenstep.optim.distributed import sharding
 
+from . import stacked  # noqa: F401 - more of what the ranks do
 from .cases import BATCH, KINDS, Net, One, backward, batch, go_on, resume, state_of, train, weights
 from .ranks import on_ranks
 

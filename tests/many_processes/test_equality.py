@@ -10,6 +10,7 @@ from eigenstep import Spectral
 from .cases import KINDS, Net, distance, go_on, train, weights
 from .checks import GROUPS, NETWORKS, Pair, combinations
 from .ranks import Results
+from .stacked import PACKED, separate_weights, stepped
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
@@ -70,3 +71,23 @@ def test_tensor_parallelism(found: Results) -> None:
     for world in (2, 4):
         for trained in found["tensor_parallelism", world]:
             assert distance(trained, weights(model)) <= TOLERANCE[torch.float64], world
+
+
+def test_stacked_and_fused_weights_step_as_separate_ones(found: Results) -> None:
+    apart = separate_weights()
+    assert distance(stepped(), apart) <= 1e-12
+    for rank in found["stacked", 2]:
+        for kind, trained in rank.items():
+            assert distance(trained, apart) <= 1e-12, kind
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_state(found: Results, name: str) -> None:
+    """The work is shared as it is without, and a checkpoint leads to the same bits."""
+    alone = stepped(**PACKED[name])
+    for rank in found["packed", 2]:
+        for kind in ("fsdp2", "replicated"):
+            trained, resumed, formats = rank[name, kind]
+            assert distance(trained, alone) <= 1e-3, kind  # a last bit of 8 may differ
+            assert all(torch.equal(trained[key], resumed[key]) for key in trained), kind
+            assert (torch.int8 in formats) == (name == "eight bits")

@@ -16,6 +16,7 @@ from .distributed.sharded_state import Pieces
 from .distributed.sharding import Sharding
 from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, fixed, initial_state, modernize, plan_of
 from .state import State
+from .storage import ADAM, home
 
 Groups = Sequence[Mapping[str, Any]]
 Name = Callable[[Tensor], str]
@@ -113,6 +114,7 @@ def read(
             f"{len(groups)}"
         )
     found: dict[Tensor, Mapping[str, Tensor]] = {}
+    host: set[Tensor] = set()
     new_groups, seen = [], set()
     for index, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
         if len(saved["params"]) != len(group["params"]):
@@ -124,6 +126,7 @@ def read(
         options = {**defaults, **new_groups[-1]}
         for key, param in zip(saved["params"], group["params"], strict=True):
             seen.add(key)
+            host.update([param] if options["offload"] else [])
             if own := saved_state.get(key):
                 expected = initial_state(options, param, plan_of(options, param), device="meta")
                 _check_state(own, expected, name(param), options["reorthonormalize"])
@@ -138,7 +141,10 @@ def read(
                     "the work; make a new optimizer with those of the checkpoint"
                 )
         found.update({p: sharding.own_state(own, p, name(p)) for p, own in found.items() if p in sharding})
-    states = {p: {key: value.to(p.device, copy=True) for key, value in own.items()} for p, own in found.items()}
+    states = {
+        p: {key: value.to(home(key, p.device, p in host), copy=True) for key, value in own.items()}
+        for p, own in found.items()
+    }
     return new_groups, states
 
 
@@ -158,7 +164,7 @@ def check_outline(state_dict: Any) -> tuple[list[dict[str, Any]], dict[Any, Any]
             raise ValueError(f"state_dict does not fit: params of group {index} must be numbers or names") from None
     for key, own in state.items():
         names = set(own) if isinstance(own, dict) else set()
-        if names and not ({"scale", "scale.0"} & names or names <= {"step", "momentum", "second_moment"}):
+        if names and not ({"scale", "scale.0"} & names or names <= set(ADAM)):
             got = ", ".join(map(str, sorted(own, key=str)))
             raise ValueError(f"state_dict is not one of Spectral: state of {key} must have the entry scale, got {got}")
     return groups, state
@@ -204,12 +210,15 @@ def _check_state(state: Any, expected: State, name: str, mended: bool) -> None:
             raise ValueError(
                 f"state_dict does not fit: {key} of {name} must have shape {tuple(tensor.shape)}, got {shape}"
             )
-        if problem := _problem(re.split("[_.]", key)[0], value.local if isinstance(value, Pieces) else value, mended):
+        here = value.local if isinstance(value, Pieces) else value
+        if problem := _problem(re.split("[_.]", key)[0], here, tensor.dtype, mended):
             raise ValueError(f"state_dict does not fit: {key} of {name} must {problem}")
 
 
-def _problem(kind: str, value: Any, mended: bool) -> str | None:
+def _problem(kind: str, value: Any, dtype: torch.dtype, mended: bool) -> str | None:
     """Say what an entry of the state must be but is not."""
+    if not dtype.is_floating_point:  # codes
+        return None if getattr(value, "dtype", None) == dtype else f"be {dtype}, got {getattr(value, 'dtype', value)}"
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return f"be a real floating-point tensor, got {getattr(value, 'dtype', type(value).__name__)}"
     if kind in WIDE and value.dtype not in (torch.float32, torch.float64):

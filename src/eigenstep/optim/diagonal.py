@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from . import storage
 from .state import State
 from .user_curvature import equal_vectors
 
@@ -51,11 +52,12 @@ class Diagonals:
             for key, member in zip(keys, members, strict=True):
                 if counts[key] == count:
                     size = states[member.param]["second_moment" + member.suffix].numel()
-                    if some and size > room:
+                    packed = storage.is_packed(states[member.param], member.suffix)
+                    if some and (packed or size > room):
                         self._flats.append(_Flat(some, states, counts))
                         some, room = [], CHUNK
                     some.append(member)
-                    room -= size
+                    room = 0 if packed else room - size  # units are those of one parameter
             self._flats.append(_Flat(some, states, counts))
         self.members = [member for flat in self._flats for member in flat.members]
 
@@ -108,6 +110,11 @@ class _Flat:
         self.members, self._counts = members, counts
         self.sizes = [states[member.param]["second_moment" + member.suffix].numel() for member in members]
         self.state: State = {}
+        first = states[members[0].param]
+        self._packed = storage.is_packed(first, members[0].suffix)
+        if self._packed:  # then there is no other, and each of its units has units of its own
+            self.state = {n: first[n + members[0].suffix] for n in storage.ADAM if n + members[0].suffix in first}
+            return
         for name in ("step", "momentum", "second_moment"):
             if name + members[0].suffix in states[members[0].param]:
                 parts = [states[member.param][name + member.suffix] for member in members]
@@ -129,12 +136,19 @@ class _Flat:
         if given is not None:
             cut = [m.plan.split(x, m.part) for m, x in zip(members, given, strict=True)]
             vectors = _joined([x.reshape(-1, x.shape[-1]) for x in cut])
-        step = CHUNK if gradient.device.type == "cpu" and len(params) == 1 else sys.maxsize
-        for start in range(0, len(gradient), step):
-            part = slice(start, start + step)
-            chunk = {name: tensor[part] for name, tensor in state.items() if name != "step"}
+        away = self._packed or group["offload"]
+        step = CHUNK if len(params) == 1 and (away or gradient.device.type == "cpu") else sys.maxsize
+        entries = len(gradient) // len(state["step"]) if self._packed else 1  # of an element of the state
+        for start in range(0, len(gradient) // entries, max(1, step // entries)):
+            rows = slice(start, start + max(1, step // entries))
+            part = slice(rows.start * entries, rows.stop * entries)
+            kept = {name: tensor[rows] for name, tensor in state.items() if name != "step"}
+            chunk = storage.opened(kept, gradient.device) if away else kept
             newest = None if vectors is None else vectors[part]
-            fraction = _learn(gradient[part], newest, chunk, weights, state["step"].dtype, group)
+            flat = {name: tensor.view(-1) for name, tensor in chunk.items()} if away else chunk
+            fraction = _learn(gradient[part], newest, flat, weights, state["step"].dtype, group)
+            if away:
+                storage.close(kept, chunk, state["step"][rows])
             yield part, *fraction
 
     def _weights(self, beta1: float, beta2: float, capturable: bool) -> list[Any]:

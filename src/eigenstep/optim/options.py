@@ -16,6 +16,7 @@ from ..core.checks import check_number
 from .layout import STRUCTURES, plan
 from .stacks import Plan, suffix
 from .state import Rates, Rule, State, new_state
+from .storage import home, packed
 
 Group = Mapping[str, Any]
 Work = Sequence[tuple[dict[str, Any], list[Tensor]]]
@@ -55,7 +56,7 @@ fixed = itemgetter(*LAYOUT)
 OTHERS = ("lr", "weight_decay", "betas", "interval", "nesterov", "basis_dtype", "state_dtype")
 """Options that are in no other list."""
 LEARNING = ("relative_damping", "eigenvalues_wait", "turn_first", "reorthonormalize", "residual")
-FLAGS = (*LEARNING, "stochastic_rounding", "maximize", "capturable", "cautious_weight_decay")
+FLAGS = (*LEARNING, "stochastic_rounding", "maximize", "capturable", "cautious_weight_decay", "offload")
 TORCH: Mapping[str, str] = {
     "amsgrad": "its second moments can fall again",
     "differentiable": "its steps have no gradient",
@@ -109,17 +110,21 @@ def check_group(group: Mapping[str, Any]) -> None:
         raise ValueError(f"max_dim must be a whole number, at least 1, got {group['max_dim']!r}")
     interval_at(group["interval"], 0)
     _check_fused(group)
-    for name in ("basis_dtype", "state_dtype"):
-        if group[name] not in (None, torch.float64, torch.float32, torch.bfloat16):
-            raise ValueError(f"{name} must be None, float64, float32 or bfloat16, got {group[name]!r}")
+    for name, more in (("basis_dtype", ()), ("state_dtype", (torch.int8,))):
+        if group[name] not in (None, torch.float64, torch.float32, torch.bfloat16, *more):
+            also = ", bfloat16 or int8" if more else " or bfloat16"
+            raise ValueError(f"{name} must be None, float64, float32{also}, got {group[name]!r}")
     _check_rotations(group)
     if group["damping"] == 0 and group["eigenvalues"] == "kronecker" and not group["relative_damping"]:
         raise ValueError(
             'damping must be greater than 0 for eigenvalues="kronecker" with relative_damping=False: without any, '
             "directions that have hardly seen a gradient get steps of any length"
         )
-    if group["capturable"] and (group["interval"] != 1 or group["nonfinite"] != "ignore"):
-        raise ValueError('capturable=True needs interval=1 and nonfinite="ignore", which do not depend on the host')
+    host = group["interval"] != 1 or group["nonfinite"] != "ignore" or group["offload"]
+    if group["capturable"] and host:
+        raise ValueError(
+            'capturable=True needs interval=1, nonfinite="ignore" and offload=False, which do not depend on the host'
+        )
 
 
 def _check_fused(group: Group) -> None:
@@ -332,8 +337,10 @@ def rates_of(group: Group, like: Tensor) -> Rates:
 
 def initial_state(group: Group, param: Tensor, plan: Plan, device: torch.device | str | None = None) -> State:
     """Return the state of a parameter before its first step."""
-    dtype = group["state_dtype"] or (torch.float64 if param.dtype == torch.float64 else torch.float32)
-    found = {}
+    wide = torch.float64 if param.dtype == torch.float64 else torch.float32
+    eight = group["state_dtype"] == torch.int8
+    dtype = wide if eight else group["state_dtype"] or wide
+    found: State = {}
     for index, layout in enumerate(plan.layouts):
         own = new_state(
             (plan.units, layout.blocks, *layout.sizes),
@@ -342,8 +349,10 @@ def initial_state(group: Group, param: Tensor, plan: Plan, device: torch.device 
             momentum=group["betas"][0] > 0,
             residual=group["residual"],
             dtype=dtype,
-            basis_dtype=group["basis_dtype"] or dtype,
+            basis_dtype=group["basis_dtype"] or (torch.bfloat16 if eight else dtype),
             device=torch.device(device or param.device),
         )
-        found.update({name + suffix(plan, index): tensor for name, tensor in own.items()})
+        for name, tensor in (packed(own) if eight else own).items():
+            place = home(name, tensor.device, group["offload"] and device is None)
+            found[name + suffix(plan, index)] = tensor.to(place)
     return found

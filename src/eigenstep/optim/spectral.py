@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ..core.curvature import OuterProducts
 from ..core.generators import Rotation
 from ..core.maps import Orthogonal
-from . import checkpoint, kernel, options
+from . import checkpoint, kernel, options, storage
 from .compiled import compiled
 from .diagonal import Diagonals
 from .distributed.ownership import OFF, wanted
@@ -89,6 +89,7 @@ class Spectral(Optimizer):
         residual: bool = False,
         basis_dtype: torch.dtype | None = None,
         state_dtype: torch.dtype | None = None,
+        offload: bool = False,
         stochastic_rounding: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -163,7 +164,9 @@ class Spectral(Optimizer):
             residual: remember what rotations have not yet diagonalized: better curvature, twice the bases' memory.
             basis_dtype: number format of the bases; by default that of the state. bfloat16 to save memory.
             state_dtype: number format of momentum and second moments; by default float32, or float64 for such weights.
-                bfloat16 to save still more.
+                bfloat16 to save still more; int8 for a byte each, and bfloat16 bases (what is tiny stays float32).
+            offload: keep momentum, second moments and bases on the host, and fetch them stack by stack for each step.
+                ``True`` if the device has no room for them: steps then wait for the bus.
             stochastic_rounding: round bfloat16 weights up or down at random. ``True`` when training such weights.
             maximize: go up instead of down.
             foreach: step same-shaped parameters in one batched call, the default. ``False`` to save memory.
@@ -330,7 +333,12 @@ class Spectral(Optimizer):
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
             vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
         rule = options.rule_of(group)
-        stacked = self._kernel(gradient, vectors, stack.state, rule, rates, turn, given)
+        if not (stack.packed or group["offload"]):
+            stacked = self._kernel(gradient, vectors, stack.state, rule, rates, turn, given)
+            return torch.split(stacked, stack.units)
+        state = storage.opened(stack.state, gradient.device)
+        stacked = self._kernel(gradient, vectors, state, rule, rates, turn, given)
+        storage.close(stack.state, state, state["step"])
         return torch.split(stacked, stack.units)
 
     def _arranged(self, group: dict[str, Any], params: list[Tensor], tag: int = 0) -> list[Stack | Diagonals]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import storage
 from .diagonal import Counts, Diagonals
 from .state import State
 
@@ -179,7 +180,9 @@ class Stack:
         self.members = list(members)
         self.units = [member.plan.units for member in members]
         parts = [own_state(states[member.param], member) for member in members]
-        self.state: State = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        device = members[0].param.device
+        self.state: State = {name: storage.joined([part[name] for part in parts], device) for name in parts[0]}
+        self.packed = storage.is_packed(self.state)
         views = {name: torch.split(tensor, self.units) for name, tensor in self.state.items()}
         for at, member in enumerate(members):
             states[member.param].update({name + member.suffix: view[at] for name, view in views.items()})
@@ -263,7 +266,8 @@ class Stacks:
                 self._counts.update({(param, part): 0 for part in range(len(plan.layouts))})
             for index, layout in enumerate(plan.layouts):
                 adam = "scale" + suffix(plan, index) not in states[param]
-                key: tuple[object, ...] = (adam or layout.key, plan.rare, param.dtype, param.device)
+                packed = storage.is_packed(states[param], suffix(plan, index))
+                key: tuple[object, ...] = (adam or layout.key, plan.rare, packed, param.dtype, param.device)
                 buckets.setdefault(key if together else (*key, id(param)), []).append(Member(param, plan, index))
         wanted = {_ids(some): some for members in buckets.values() for some in _portions(members)}
         kept = {_ids(stack.members): stack for stack in self._found}

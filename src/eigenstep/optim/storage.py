@@ -1,0 +1,119 @@
+"""State that is kept otherwise than it is computed with: in 8 bits, or in the memory of the host.
+
+In 8 bits, the largest entry of every 256 is their unit, and each entry is the upper part of a float32 in this unit: the
+sign and 16 powers of two for momentum, 32 powers of two for second moments, which never become zero, and three more
+bits. The last bit is one of 6 to 12 percent, and averages change by less in a step: so entries are rounded up or down
+in turn, with a phase that follows the golden ratio from step to step, and their mean over time is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .state import State
+
+BLOCK = 256
+"""So many entries share a unit."""
+LEAST = 1024
+"""What has fewer entries is not packed: it would gain nothing."""
+PACKED = {"momentum": 127, "second_moment": 255, "graft": 255}
+"""What can be kept in 8 bits, and the code of the largest entry."""
+LARGE = (*PACKED, "basis", "residual")
+"""What can be kept on the host, by the first words of the names."""
+UNIT = "_unit"
+ADAM = ("step", *PACKED, *(name + UNIT for name in PACKED))
+"""What there may be of a parameter without bases."""
+CUT = 20
+"""Bits of a float32 that are cut off; of the 23 that tell where between two powers of two it is, three remain."""
+ONE = 127 << (23 - CUT)
+"""What remains of the number one."""
+GOLDEN, OTHER = 648055, 791547
+"""2^20 divided by the golden ratio, and by the root of x^3 = x + 1: multiples of these fill the 20 bits evenly."""
+
+
+def packed(state: State) -> State:
+    """Return new state with what can be kept in 8 bits in that form."""
+    found = dict(state)
+    for name in PACKED:
+        if name in state and state[name].shape[1:].numel() >= LEAST:
+            value = state[name]
+            found[name] = torch.zeros_like(value, dtype=torch.int8 if name == "momentum" else torch.uint8)
+            found[name + UNIT] = value.new_zeros(len(value), -(-value.shape[1:].numel() // BLOCK))
+    return found
+
+
+def is_packed(state: Mapping[str, Tensor], suffix: str = "") -> bool:
+    """Tell whether something is kept in 8 bits, of what the names end with."""
+    return any(name + UNIT + suffix in state for name in PACKED)
+
+
+def home(name: str, device: torch.device, offload: bool) -> torch.device:
+    """Return where something is kept, given its name and where the weights are."""
+    return torch.device("cpu") if offload and name.startswith(LARGE) else device
+
+
+def joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Put tensors side by side, where a device can read them fastest if it has no room for them."""
+    whole = torch.cat(list(tensors))
+    return whole.pin_memory() if device.type == "cuda" and not whole.is_cuda else whole
+
+
+def opened(state: State, device: torch.device) -> State:
+    """Return state as it is computed with."""
+    found = {}
+    for name, value in state.items():
+        if not name.endswith(UNIT):
+            moved = value.to(device, non_blocking=True)
+            unit = state.get(name + UNIT)
+            found[name] = moved if unit is None else _decode(moved, unit.to(device, non_blocking=True), PACKED[name])
+    return found
+
+
+def close(state: State, changed: State, step: Tensor) -> None:
+    """Take over what a step has changed.
+
+    Args:
+        state: as it is kept, changed in place.
+        changed: what ``opened`` returned.
+        step: how many steps each element of the stack has taken.
+    """
+    for name, value in changed.items():
+        if name + UNIT in state:
+            codes, unit = _encode(value, step, PACKED[name])
+            state[name].copy_(codes)
+            state[name + UNIT].copy_(unit)
+        elif value is not state[name]:
+            state[name].copy_(value)
+
+
+def _blocks(x: Tensor) -> Tensor:
+    """Return the entries of each element of a stack in blocks, the last of which is filled up."""
+    flat = x.flatten(1)
+    filled = torch.nn.functional.pad(flat, (0, -flat.shape[1] % BLOCK))
+    return filled.view(len(x), filled.shape[1] // BLOCK, BLOCK)
+
+
+def _encode(x: Tensor, step: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """Return codes of numbers, and the unit of each block; ``top`` is the code of the unit."""
+    blocks = _blocks(x)
+    unit = torch.linalg.vector_norm(blocks, torch.inf, dim=-1)
+    ratio = blocks / unit.clamp_min(torch.finfo(unit.dtype).tiny)[..., None]
+    place = torch.arange(BLOCK, dtype=torch.int64, device=x.device)
+    phase = (step.long()[:, None, None] * GOLDEN + place * OTHER) & ((1 << CUT) - 1)
+    codes = ((ratio.abs().float().view(torch.int32) + phase.int()) >> CUT) + (top - ONE)
+    codes = codes.clamp_(0, top)
+    if top == 127:
+        codes = codes * ratio.sign().int()
+    return codes.flatten(1)[:, : x.shape[1:].numel()].view(x.shape), unit
+
+
+def _decode(codes: Tensor, unit: Tensor, top: int) -> Tensor:
+    """Undo ``_encode``, but for what was cut off."""
+    blocks = _blocks(codes).int()
+    size = ((blocks.abs() + (ONE - top)) << CUT).view(torch.float32)
+    if top == 127:
+        size = size * blocks.sign()
+    return (size * unit[..., None]).flatten(1)[:, : codes.shape[1:].numel()].contiguous().view(codes.shape)

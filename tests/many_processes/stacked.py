@@ -1,0 +1,118 @@
+"""Stacks of experts, fused projections and packed state on several ranks, with gradients that are given exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+
+from eigenstep import Spectral
+
+from .cases import load, state_of, weights
+from .ranks import on_ranks
+
+SPLIT = (34, 20, 40)
+"""Rows of the matrices that are fused."""
+STEPS, SAVED = 20, 12
+PACKED = {"eight bits": {"state_dtype": torch.int8}, "host": {"offload": True}}
+
+
+def values(seed: int) -> dict[str, Tensor]:
+    """Weights or gradients: three experts, and three projections in one matrix."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"experts": (3, 48, 32), "fused": (sum(SPLIT), 32), "table": (1200, 36)}
+    return {name: torch.randn(size, generator=generator, dtype=torch.float64) for name, size in sizes.items()}
+
+
+class Stacked(nn.Module):
+    """All matrices in few parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, value in values(0).items():
+            setattr(self, name, nn.Parameter(value))
+
+    def optimizer(self, **options: Any) -> Spectral:
+        groups = [
+            {"params": [("experts", self.experts)], "batch_dims": 1},
+            {"params": [("fused", self.fused)], "split_sizes": SPLIT},
+            {"params": [("table", self.table)]},
+        ]
+        return Spectral(groups, lr=0.01, **options)
+
+    def give_gradients(self, step: int) -> None:
+        for name, value in values(step + 1).items():
+            param = getattr(self, name)
+            sharded = hasattr(param, "device_mesh")
+            param.grad = distribute_tensor(value, param.device_mesh, param.placements) if sharded else value
+
+
+def separate_weights() -> dict[str, Tensor]:
+    """What one process makes of the same matrices, each a parameter of its own."""
+
+    def cut(given: dict[str, Tensor]) -> list[Tensor]:
+        return [*given["experts"], *given["fused"].split(SPLIT), given["table"]]
+
+    params = [nn.Parameter(value.clone()) for value in cut(values(0))]
+    optimizer = Spectral(params, lr=0.01)
+    for step in range(STEPS):
+        for param, gradient in zip(params, cut(values(step + 1)), strict=True):
+            param.grad = gradient.clone()
+        optimizer.step()
+    found = [param.detach() for param in params]
+    return {"experts": torch.stack(found[:3]), "fused": torch.cat(found[3:6]), "table": found[6]}
+
+
+def go(model: Stacked, optimizer: Spectral, first: int, last: int) -> None:
+    for step in range(first, last):
+        model.give_gradients(step)
+        optimizer.step()
+
+
+def stepped(**options: Any) -> dict[str, Tensor]:
+    """What one process makes of the few parameters."""
+    model = Stacked()
+    go(model, model.optimizer(**options), 0, STEPS)
+    return weights(model)
+
+
+def shared(kind: str) -> Stacked:
+    return fully_shard(Stacked()) if kind == "fsdp2" else Stacked()
+
+
+@on_ranks(2)
+def stacked(_: Path) -> Any:
+    """Weights after some steps, sharded and replicated."""
+    found = {}
+    for kind in ("fsdp2", "replicated"):
+        model = shared(kind)
+        go(model, model.optimizer(), 0, STEPS)
+        found[kind] = weights(model)
+    return found
+
+
+@on_ranks(2)
+def packed(place: Path) -> Any:
+    """The same with packed state; and with a checkpoint on the way, from which a new optimizer goes on."""
+    found = {}
+    for name, options in PACKED.items():
+        for kind in ("fsdp2", "replicated"):
+            model = shared(kind)
+            optimizer = model.optimizer(**options)
+            go(model, optimizer, 0, SAVED)
+            dcp.save(state_of(model, optimizer), checkpoint_id=place / name / kind)
+            go(model, optimizer, SAVED, STEPS)
+            again = shared(kind)
+            other = again.optimizer(**options)
+            load(again, other, place / name / kind)
+            go(again, other, SAVED, STEPS)
+            kept = {own[key].dtype for own in optimizer.state.values() for key in own if key.startswith("momentum")}
+            found[name, kind] = weights(model), weights(again), kept
+    dist.barrier()
+    return found

@@ -1,0 +1,166 @@
+"""State in 8 bits, on the host, or without bases: what is lost by it, and what is not."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from eigenstep import Spectral
+from eigenstep.optim import storage
+
+from .test_bounded import LR, compare, moves, named_streams
+
+EIGHT = {"state_dtype": torch.int8}
+MATRICES = [(48, 32), (48, 32), (40, 100), (67, 71), (8, 4), (1100, 33), (2000,), (7,)]
+
+
+def parameters(shapes: list[tuple[int, ...]] = MATRICES, device: str = "cpu") -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, generator=generator).to(device)) for shape in shapes]
+
+
+def go(params: list[nn.Parameter], optimizer: Spectral, first: int, last: int) -> list[Tensor]:
+    for step in range(first, last):
+        generator = torch.Generator().manual_seed(step + 1)
+        for param in params:
+            param.grad = torch.randn(param.shape, generator=generator)
+        optimizer.step()
+    return [param.detach().clone() for param in params]
+
+
+def stored(x: Tensor, name: str, step: int) -> Tensor:
+    """Return what comes back of numbers that were packed."""
+    state = storage.packed({name: torch.zeros_like(x)})
+    storage.close(state, {name: x}, torch.full((len(x),), float(step)))
+    return storage.opened(state, x.device)[name]
+
+
+class TestCodes:
+    @pytest.mark.parametrize("shape", [(3, 2, 32, 32), (2, 1, 2000), (1, 1, 37, 61)], ids=str)
+    def test_errors_are_small_and_vanish_on_average(self, shape: tuple[int, ...]) -> None:
+        momentum = torch.randn(shape) * torch.logspace(0, -3, shape[-1])
+        for name, x in (("momentum", momentum), ("second_moment", momentum.square())):
+            found = torch.stack([stored(x, name, step) for step in range(100)])
+            least = x.abs().max() * 2.0**-15  # less is lost
+            assert ((found - x).abs() <= x.abs() / 8 + least).all()
+            assert ((found.mean(0) - x).abs() <= x.abs() / 100 + least).all()
+            assert (found * x >= 0).all()
+
+    def test_nothing_is_as_it_was(self) -> None:
+        assert (stored(torch.zeros(2, 1, 64, 32), "momentum", 1) == 0).all()
+        assert (stored(torch.zeros(2, 1, 64, 32), "second_moment", 1) == 0).all()
+
+    def test_second_moments_never_vanish_beside_others(self) -> None:
+        """Where one did, the momentum would be divided by nothing."""
+        x = torch.zeros(1, 1, 64, 32)
+        x[..., 0] = 1e8
+        found = stored(x, "second_moment", 1)
+        assert (found > 0).all()
+        assert (found[..., 1:] <= 1e8 * 2.0**-31).all()
+
+    def test_slow_averages_arrive(self) -> None:
+        """Changes of a thousandth a step, which are far less than the last bit."""
+        x, target = torch.ones(1, 1, 1024), torch.linspace(0.1, 1.0, 1024)
+        exact = x
+        for step in range(2000):
+            exact = exact.lerp(target, 1e-3)
+            x = stored(x.lerp(target, 1e-3), "second_moment", step)
+        assert ((x / exact - 1).abs().mean()) <= 0.06
+        assert (x.mean() / exact.mean()).item() == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("name", named_streams((2, 2), 0))
+def test_steps_are_bounded(name: str) -> None:
+    ours, adamw = compare(named_streams((36, 32), seed=0)[name], **EIGHT)
+    assert ours.longest <= 3
+    assert ours.total <= 3 * adamw.total
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.99), (0.0, 0.95), (0.9, 0.95)], ids=str)
+@pytest.mark.parametrize("structure", ["auto", "diagonal"])
+def test_other_momenta(betas: tuple[float, float], structure: str) -> None:
+    streams = named_streams((40, 32), 0)
+    made = {"betas": betas, "weight_decay": 0.0, "structure": structure}
+    for name in ("1, then 1e-6", "1 % of the entries", "spikes", "rows in turn"):
+        ours, wide = (moves(lambda w, o=o: Spectral(w, LR, **made, **o), streams[name]) for o in (EIGHT, {}))
+        assert ours.longest <= max(3, 1.3 * wide.longest), name
+        assert ours.total <= max(0.1, 1.3 * wide.total, 0.2 * wide.way), name
+
+
+def test_memory_of_usual_shapes() -> None:
+    """Also told before the first step, and of weights that are nowhere."""
+    width = 768
+    block: list[tuple[int, ...]] = [(width, width)] * 4 + [(4 * width, width), (width, 4 * width), (4 * width,)]
+    shapes = {"vit": [(width, width), *block * 2, (1000, width)], "gpt": [(50304, width), *block * 2]}
+    for model, sizes in shapes.items():
+        count = sum(torch.Size(size).numel() for size in sizes)
+        params = [nn.Parameter(torch.empty(size, device="meta")) for size in sizes]
+        reports = Spectral(params, max_ratio=1.5, **EIGHT).summary()
+        assert sum(report.state_bytes for report in reports) <= 6 * count, model
+
+
+def test_small_ones_stay_as_they_were() -> None:
+    wide, eight = ([nn.Parameter(torch.randn(s)) for s in ((8, 4), (7,))] for _ in range(2))
+    for w, e in zip(wide, eight, strict=True):
+        e.data.copy_(w)
+    found = go(eight, Spectral(eight, basis_dtype=torch.float32, **EIGHT), 0, 5)
+    for expected, w in zip(go(wide, Spectral(wide), 0, 5), found, strict=True):
+        assert torch.equal(w, expected)
+
+
+@pytest.mark.parametrize("options", [EIGHT, {"offload": True}, {**EIGHT, "offload": True}], ids=str)
+@pytest.mark.parametrize("foreach", [None, False])
+def test_checkpoints_go_on_with_the_same_bits(options: dict[str, Any], foreach: bool | None) -> None:
+    params = parameters()
+    optimizer = Spectral(params, foreach=foreach, **options)
+    middle = go(params, optimizer, 0, 4)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    end = go(params, optimizer, 4, 8)
+    file.seek(0)
+    again = [nn.Parameter(w) for w in middle]
+    other = Spectral(again)  # the checkpoint knows better
+    other.load_state_dict(torch.load(file, weights_only=True))
+    for w, expected in zip(go(again, other, 4, 8), end, strict=True):
+        assert torch.equal(w, expected)
+    copied, twin = copy.deepcopy((params, optimizer))
+    for w, expected in zip(go(copied, twin, 8, 10), go(params, optimizer, 8, 10), strict=True):
+        assert torch.equal(w, expected)
+
+
+def test_on_the_host_nothing_changes() -> None:
+    one, two = parameters(), parameters()
+    expected = go(one, Spectral(one), 0, 5)
+    for w, x in zip(go(two, Spectral(two, offload=True), 0, 5), expected, strict=True):
+        assert torch.equal(w, x)
+
+
+def test_gradients_that_come_and_go() -> None:
+    """Stacks are arranged anew, and state goes with its parameters."""
+    params = parameters()
+    optimizer = Spectral(params, **EIGHT)
+    go(params, optimizer, 0, 2)
+    params[1].grad = None
+    optimizer.step()
+    go(params, optimizer, 2, 4)
+    assert {own["step"].max().item() for own in optimizer.state.values()} == {4.0, 5.0}
+    assert optimizer.state[params[1]]["momentum"].dtype == torch.int8
+
+
+def test_what_cannot_be_is_refused() -> None:
+    params = parameters()
+    with pytest.raises(ValueError, match="basis_dtype must be None, float64, float32 or bfloat16"):
+        Spectral(params, basis_dtype=torch.int8)
+    with pytest.raises(ValueError, match="offload=False, which do not depend on the host"):
+        Spectral(params, capturable=True, interval=1, nonfinite="ignore", offload=True)
+    optimizer = Spectral(params, **EIGHT)
+    go(params, optimizer, 0, 1)
+    saved = optimizer.state_dict()
+    saved["state"][0] = {**saved["state"][0], "momentum": saved["state"][0]["momentum"].float()}
+    with pytest.raises(ValueError, match=r"momentum of group 0 #0 must be torch\.int8, got torch\.float32"):
+        optimizer.load_state_dict(saved)
