@@ -69,6 +69,22 @@ class One(nn.Module):
         return self.only(x)
 
 
+class Pair(nn.Module):
+    """Two layers, to be cut along their columns and rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 3)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(
+                    torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+                )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+
 def batch(step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """All ranks' data of a step."""
     generator = torch.Generator().manual_seed(100 + step)

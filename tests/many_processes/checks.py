@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Shard
@@ -24,7 +24,7 @@ from eigenstep import Spectral
 from eigenstep.optim.distributed import sharding
 
 from . import stacked  # noqa: F401 - more of what the ranks do
-from .cases import BATCH, KINDS, Net, One, backward, batch, go_on, resume, state_of, train, weights
+from .cases import BATCH, KINDS, Net, One, Pair, backward, batch, go_on, resume, state_of, train, weights
 from .ranks import on_ranks
 
 NETWORKS = {"net": Net, "one": One}
@@ -367,22 +367,6 @@ def refused_loads(_: Path) -> Any:
     assert all(a[0] == b[0] and torch.equal(a[1], b[1]) for a, b in zip(before, after, strict=True))
     go_on(model, optimizer, "ddp", torch.float64, 2, 3)
     return found
-
-
-class Pair(nn.Module):
-    """Two layers, to be cut along their columns and rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 3)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.copy_(
-                    torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
-                )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(torch.tanh(self.up(x)))
 
 
 def tensor_parallel(steps: int, dtype: torch.dtype) -> nn.Module:

@@ -7,8 +7,8 @@ import torch
 
 from eigenstep import Spectral
 
-from .cases import KINDS, Net, distance, go_on, train, weights
-from .checks import GROUPS, NETWORKS, Pair, combinations
+from .cases import KINDS, Net, Pair, distance, go_on, train, weights
+from .checks import GROUPS, NETWORKS, combinations
 from .ranks import Results
 from .stacked import PACKED, separate_weights, stepped
 

@@ -165,13 +165,12 @@ class Spectral(Optimizer):
             basis_dtype: number format of the bases; by default that of the state. bfloat16 to save memory.
             state_dtype: number format of momentum and second moments; by default float32, or float64 for such weights.
                 bfloat16 to save still more; int8 for a byte each, and bfloat16 bases (what is tiny stays float32).
-            offload: keep momentum, second moments and bases on the host, and fetch them stack by stack for each step.
-                ``True`` if the device has no room for them: steps then wait for the bus.
-            stochastic_rounding: round bfloat16 weights up or down at random. ``True`` when training such weights.
+            offload: keep all large state on the host, and fetch it stack by stack. ``True`` if the device has no room.
+            stochastic_rounding: round bfloat16 weights up or down at random. ``True`` when training such.
             maximize: go up instead of down.
             foreach: step same-shaped parameters in one batched call, the default. ``False`` to save memory.
             fused: for trainers that ask for it: ``True`` means batched calls, whatever ``foreach`` says.
-            amsgrad: for torch's signature, can only be ``False``; so is ``differentiable``.
+            amsgrad: for torch's signature, can only be ``False``.
             differentiable: see ``amsgrad``.
             compile: compile the step with ``torch.compile``. ``True`` for runs long enough to wait for it.
             capturable: check that the step can be captured in a CUDA graph (``interval=1``, ``nonfinite="ignore"``).
@@ -333,12 +332,11 @@ class Spectral(Optimizer):
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
             vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
         rule = options.rule_of(group)
-        if not (stack.packed or group["offload"]):
-            stacked = self._kernel(gradient, vectors, stack.state, rule, rates, turn, given)
-            return torch.split(stacked, stack.units)
-        state = storage.opened(stack.state, gradient.device)
+        away = stack.packed or group["offload"]
+        state = storage.opened(stack.state, gradient.device) if away else stack.state
         stacked = self._kernel(gradient, vectors, state, rule, rates, turn, given)
-        storage.close(stack.state, state, state["step"])
+        if away:
+            storage.close(stack.state, state, state["step"])
         return torch.split(stacked, stack.units)
 
     def _arranged(self, group: dict[str, Any], params: list[Tensor], tag: int = 0) -> list[Stack | Diagonals]:
@@ -367,10 +365,7 @@ class Spectral(Optimizer):
         return checkpoint.to_save(super().state_dict(), self.param_groups, self._sharding)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned, every tensor in the number format it was saved in.
-
-        Everything is checked first: what does not fit, or is damaged, raises an error and changes nothing.
-        """
+        """Load what ``state_dict`` returned; what does not fit, or is damaged, raises an error and changes nothing."""
         with checkpoint.loading(self, state_dict, self._name, self._sharding, self._prepare):
             super().load_state_dict(state_dict)
 
