@@ -79,7 +79,7 @@ def test_quick_and_full_minimize_with_the_same_steps():
 
 
 def test_the_paper_clips_where_others_graft():
-    options = {name: scheme.options for name, scheme in low_precision.SCHEMES.items()}
+    options = {name: scheme.options for name, scheme in (low_precision.SCHEMES | low_precision.BESIDE).items()}
     for root in (1, 4):
         assert "grafting" not in options[f"paper, p = {root}"]  # the recipe clips at 1
         assert options[f"paper, p = {root}, grafted"]["grafting"] == "adam"
@@ -88,7 +88,9 @@ def test_the_paper_clips_where_others_graft():
     assert options["paper, p = 2, all every 2"]["eigenvalues_wait"]
     for settings in (low_precision.QUICK, low_precision.FULL):
         assert len(settings.lrs) >= 4
+    assert low_precision.QUICK.tuning_steps == low_precision.QUICK.steps  # shorter ones choose rates that diverge later
     assert low_precision.FULL.steps == 1000
+    assert low_precision.FULL.seeds_beside > 1
 
 
 @pytest.mark.parametrize(("best", "tried"), [(3e-3, 4), (1e-1, 6), (1e-4, 7), (0.02, 5)])

@@ -30,7 +30,7 @@ MINIATURES = {
     ),
     "gradient_free": gradient_free.Settings(dimension=2, seeds=3, generations=12, target=2.0),
     "exact_vs_truncated": exact_vs_truncated.Settings("digits", steps=2, seeds=1, sides=(4,)),
-    "low_precision": low_precision.Settings(("digits",), steps=2, seeds=1, tuning_steps=2, lrs=(1e-2,)),
+    "low_precision": low_precision.Settings(("digits",), steps=2, seeds=1, seeds_beside=1, tuning_steps=2, lrs=(1e-2,)),
 }
 
 
