@@ -1,13 +1,17 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from eigenstep import Full, OuterProducts
-from eigenstep_lab.baselines import cholesky, eigen, nes, van_loan
+from eigenstep.search.sampling import default_population
+from eigenstep_lab.baselines import cholesky, eigen, rates, van_loan
 from eigenstep_lab.baselines.cholesky import Cholesky
 from eigenstep_lab.baselines.nes import CholeskyNES, ExponentialNES
+from eigenstep_lab.baselines.rates import DistanceRates, FixedRates
 from eigenstep_lab.baselines.van_loan import nearest_kronecker
+from eigenstep_lab.figures import gradient_free
 
 SIZES = [(5,), (3, 4), (2, 3, 2)]
 
@@ -154,8 +158,8 @@ def test_the_cholesky_factor_stays_triangular_with_a_positive_diagonal():
 
 def test_utilities_depend_on_the_order_alone():
     values = torch.tensor([3.0, -1.0, 10.0, 0.5, torch.nan])
-    utilities = nes.rank_utilities(values)
-    torch.testing.assert_close(utilities, nes.rank_utilities(values.exp()))
+    utilities = rates.rank_utilities(values)
+    torch.testing.assert_close(utilities, rates.rank_utilities(values.exp()))
     assert utilities.argsort(descending=True)[:1].tolist() == [1]
     assert float(utilities.sum()) == pytest.approx(0)
     assert utilities[4] == utilities.min()
@@ -168,6 +172,60 @@ def test_xnes_is_invariant_under_rotations_of_the_space():
     for _ in range(30):
         z = torch.randn(8, 4)
         values, others = (weights * plain.sample(z) ** 2).sum(-1), (weights * (turned.sample(z) @ turn) ** 2).sum(-1)
-        plain = plain.update(z, nes.rank_utilities(values), lr=0.2)
-        turned = turned.update(z, nes.rank_utilities(others), lr=0.2)
+        plain = plain.update(z, rates.rank_utilities(values), lr=0.2)
+        turned = turned.update(z, rates.rank_utilities(others), lr=0.2)
     torch.testing.assert_close(turned.mean, turn @ plain.mean)
+
+
+def test_xnes_has_its_published_rate_population_and_utilities():
+    """Wierstra et al. (2014), table 1, at d = 10."""
+    d, population = 10, default_population(10)
+    assert population == 4 + 6
+    _, step = FixedRates().next(torch.randn(population, d), torch.arange(float(population)))
+    assert step.lr == step.lr_size == pytest.approx(3 * (3 + math.log(d)) / (5 * d * math.sqrt(d)))
+    raw = [max(0.0, math.log(population / 2 + 1) - math.log(rank)) for rank in range(1, population + 1)]
+    torch.testing.assert_close(step.utilities, torch.tensor([u / sum(raw) - 1 / population for u in raw]))
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "shape"),
+    [(1.01, 1.0, 22 / 162), (0.99, (1 + 12 / 22) / 2, 12 / 162), (0.05, 1 + 12 / 22, 12 / 162)],
+)
+def test_dx_nes_has_its_published_rates_in_each_phase(length, size, shape):
+    """Fukushima et al. (2011) with d = 5 and twelve samples, for paths of given lengths, of the expected one."""
+    d, population = 5, 12
+    expected = math.sqrt(d) * (1 - 1 / (4 * d) + 1 / (21 * d * d))
+    z, values = torch.randn(population, d), torch.randn(population)
+    fresh, faded = (DistanceRates(torch.full((d,), start)).next(z, values)[0].path for start in (0.0, 1.0))
+    wanted = torch.eye(d)[0] * length * expected
+    after, step = DistanceRates((wanted - fresh) / (faded - fresh)).next(z, values)
+    torch.testing.assert_close(after.path, wanted)
+    assert float(step.lr_size) == pytest.approx(size)
+    assert float(step.lr) == pytest.approx(shape)
+    plain = rates.rank_utilities(values)
+    assert float(step.utilities.sum()) == pytest.approx(0, abs=1e-12)
+    if length < 1:
+        torch.testing.assert_close(step.utilities, plain)
+    else:
+        weight = (plain - plain.min()) * ((0.9 + 0.15 * math.log(d)) * z.norm(dim=-1)).exp()
+        torch.testing.assert_close(step.utilities, weight / weight.sum() - 1 / population)
+
+
+@pytest.mark.parametrize("scheme", ["paper", "ours", "NES", "xNES", "Cholesky NES"])
+def test_size_and_shape_learn_at_rates_of_their_own(scheme):
+    strategy = gradient_free.strategies(torch.zeros(2, 3))[scheme]
+    z, utilities = torch.randn(6, 2, 3), torch.randn(6, 2)
+    if scheme in ("paper", "ours"):  # from eigenvalues that are distinct
+        strategy = replace(strategy, precision=Full.from_dense(torch.diag_embed(torch.tensor([[1.0, 2, 3]] * 2))))
+    volume = strategy.log_volume()
+    size = (utilities * (z.square().sum(-1) - 3)).sum(0)
+    rate = torch.tensor([1e-5, 2e-5])
+    moved = strategy.update(z, utilities, lr=0.0, lr_size=rate)
+    torch.testing.assert_close(moved.log_volume() - volume, rate * size / 2, rtol=1e-2, atol=0)
+    scale = strategy.whiten(moved.sample(z) - moved.mean + strategy.mean) / z
+    torch.testing.assert_close(scale, scale[:1, :, :1].expand_as(scale))  # the shape stays
+    both, same = (strategy.update(z, utilities, lr=rate, lr_size=lr) for lr in (rate, None))
+    torch.testing.assert_close(both.sample(z), same.sample(z))
+    shape = strategy.update(z, utilities, lr=rate, lr_size=0.0)
+    torch.testing.assert_close(shape.log_volume(), volume, rtol=0, atol=1e-7)
+    assert not torch.allclose(shape.whiten(z), strategy.whiten(z), rtol=0, atol=1e-7)

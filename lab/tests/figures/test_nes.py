@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from eigenstep.search.sampling import default_population
-from eigenstep_lab.baselines.nes import ExponentialNES, rank_utilities
+from eigenstep_lab.baselines.nes import ExponentialNES
 from eigenstep_lab.baselines.paper_nes import PaperNES, default_lr
+from eigenstep_lab.baselines.rates import rank_utilities
 from eigenstep_lab.problems.functions import FUNCTIONS
 
 

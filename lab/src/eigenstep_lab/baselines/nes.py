@@ -3,7 +3,7 @@
 All search with a Gaussian and follow its natural gradient in whitened coordinates ``z``: samples are ``w = m + A z``
 with covariance ``A A^T``, and with utilities ``u_k`` of the samples, best ones largest, the step is given by::
 
-    g = sum_k u_k z_k          M = sum_k u_k (z_k z_k^T - I)          m <- m + lr_mean A g
+    g = sum_k u_k z_k          M = sum_k u_k (z_k z_k^T - I)          m <- m + A g
 
 What differs is the factor and how it moves; all agree to first order in ``lr`` (covariance ``+ lr A M A^T``):
 
@@ -14,7 +14,8 @@ What differs is the factor and how it moves; all agree to first order in ``lr`` 
   ``A = C^-T``; ``C <- C h(-lr T)`` with ``T`` the lower triangle of ``M``, its diagonal halved (so ``T + T^T = M``),
   and ``h(X) = I + X + X^2/2``, which keeps the diagonal positive for every ``X``.
 
-Utilities, learning rates and populations are those of ``eigenstep_lab.baselines.paper_nes``.
+Utilities and learning rates come from a rule of ``eigenstep_lab.baselines.rates``. With a learning rate of its own for
+the size, the multiple of the identity in ``M`` has that one, and the rest of ``M`` has ``lr``.
 
 Importance mixing (``Population``) spares evaluations: samples of the generation before are kept with such a
 probability that the whole is still distributed as the Gaussian says.
@@ -32,8 +33,7 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import diagonal
 
-from .paper_nes import utility_table
-
+Rate = Tensor | float
 Strategy = TypeVar("Strategy", bound="NES")
 
 
@@ -53,14 +53,14 @@ class NES(Protocol):
     def log_volume(self) -> Tensor:
         """Return ``log det A``, shape ``(*batch,)``."""
 
-    def update(self: Strategy, z: Tensor, utilities: Tensor, *, lr: float, lr_mean: float = 1.0) -> Strategy:
+    def update(self: Strategy, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None) -> Strategy:
         """Return the distribution after one step.
 
         Args:
             z: what the samples were made of, shape ``(K, *batch, d)``.
             utilities: ``u_k``, shape ``(K, *batch)``.
-            lr: learning rate of the covariance.
-            lr_mean: learning rate of the mean.
+            lr: learning rate of the covariance, a number or shape ``(*batch,)``.
+            lr_size: learning rate of its size, if it has one of its own.
         """
 
 
@@ -88,17 +88,17 @@ class PlainNES:
         """Return ``log det A``."""
         return diagonal(self._root()).log().sum(-1)
 
-    def update(self, z: Tensor, utilities: Tensor, *, lr: float, lr_mean: float = 1.0) -> PlainNES:
+    def update(self, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None) -> PlainNES:
         """Return the distribution after one step; see ``NES``."""
-        step, moment = natural_gradient(z, utilities)
+        step, moment = natural_gradient(z, utilities, lr, lr_size)
         root = self._root()
-        tangent = lr * root @ moment @ root.mT
+        tangent = root @ moment @ root.mT
         for _ in range(60):
             indefinite = torch.linalg.cholesky_ex(self.covariance + tangent).info != 0
             if not indefinite.any():
                 break
             tangent = torch.where(indefinite[..., None, None], tangent / 2, tangent)
-        return PlainNES(self.mean + lr_mean * _apply(root, step), self.covariance + tangent)
+        return PlainNES(self.mean + _apply(root, step), self.covariance + tangent)
 
     def _root(self) -> Tensor:
         return torch.linalg.cholesky(self.covariance)
@@ -128,11 +128,11 @@ class ExponentialNES:
         """Return ``log |det A|``."""
         return torch.linalg.slogdet(self.root).logabsdet
 
-    def update(self, z: Tensor, utilities: Tensor, *, lr: float, lr_mean: float = 1.0) -> ExponentialNES:
+    def update(self, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None) -> ExponentialNES:
         """Return the distribution after one step; see ``NES``."""
-        step, moment = natural_gradient(z, utilities)
-        root = self.root @ torch.linalg.matrix_exp(lr / 2 * moment)
-        return ExponentialNES(self.mean + lr_mean * _apply(self.root, step), root)
+        step, moment = natural_gradient(z, utilities, lr, lr_size)
+        root = self.root @ torch.linalg.matrix_exp(moment / 2)
+        return ExponentialNES(self.mean + _apply(self.root, step), root)
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,13 @@ class CholeskyNES:
         """Return ``-log det C``."""
         return -diagonal(self.factor).log().sum(-1)
 
-    def update(self, z: Tensor, utilities: Tensor, *, lr: float, lr_mean: float = 1.0) -> CholeskyNES:
+    def update(self, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None) -> CholeskyNES:
         """Return the distribution after one step; see ``NES``."""
-        step, moment = natural_gradient(z, utilities)
-        triangle = -lr * (moment.tril(-1) + torch.diag_embed(diagonal(moment)) / 2)
+        step, moment = natural_gradient(z, utilities, lr, lr_size)
+        triangle = -moment.tril(-1) - torch.diag_embed(diagonal(moment)) / 2
         identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
         factor = self.factor @ (identity + triangle + triangle @ triangle / 2)
-        return CholeskyNES(self.mean + lr_mean * self._root_times(step), factor)
+        return CholeskyNES(self.mean + self._root_times(step), factor)
 
     def _root_times(self, z: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(self.factor.mT, z[..., None], upper=True)[..., 0]
@@ -231,21 +231,19 @@ def log_density(strategy: NES, points: Tensor) -> Tensor:
     return -strategy.whiten(points).square().sum(-1) / 2 - strategy.log_volume()
 
 
-def natural_gradient(z: Tensor, utilities: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``g = sum_k u_k z_k`` and ``M = sum_k u_k (z_k z_k^T - I)``."""
+def natural_gradient(
+    z: Tensor, utilities: Tensor, lr: Rate = 1.0, lr_size: Rate | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return ``g = sum_k u_k z_k`` and ``M = sum_k u_k (z_k z_k^T - I)``, the latter times its learning rates."""
     weighted = utilities[..., None] * z
     moment = torch.einsum("k...i,k...j->...ij", weighted, z)
-    return weighted.sum(0), moment - torch.diag_embed(utilities.sum(0)[..., None].expand(*z.shape[1:]))
+    moment = moment - torch.diag_embed(utilities.sum(0)[..., None].expand(*z.shape[1:]))
+    size = torch.diag_embed(diagonal(moment).mean(-1, keepdim=True).expand(*z.shape[1:]))
+    return weighted.sum(0), _times(lr, moment) + (0 if lr_size is None else _times(lr_size - lr, size))
 
 
-def rank_utilities(values: Tensor) -> Tensor:
-    """Return utilities that depend on the order of the values alone: the smallest gets the largest.
-
-    Args:
-        values: function values, shape ``(K, *batch)``; NaN ranks last.
-    """
-    table = torch.from_numpy(utility_table(len(values))).to(values)
-    return table[values.argsort(dim=0, stable=True).argsort(dim=0)]
+def _times(lr: Rate, matrix: Tensor) -> Tensor:
+    return lr[..., None, None] * matrix if isinstance(lr, Tensor) else lr * matrix
 
 
 def _apply(matrix: Tensor, z: Tensor) -> Tensor:

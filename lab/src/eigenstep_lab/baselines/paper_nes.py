@@ -116,9 +116,14 @@ class PaperNES:
 
 
 def utility_table(population: int) -> Array:
-    """Return the utilities by rank: ``max(0, log(K/2 + 1) - log(rank))`` scaled to the sum one, minus ``1/K``."""
-    raw = np.maximum(0.0, math.log(population / 2 + 1) - np.log(np.arange(1, population + 1)))
+    """Return the utilities by rank: the raw ones scaled to the sum one, minus ``1/K``."""
+    raw = raw_utilities(population)
     return np.asarray(raw / raw.sum() - 1 / population)
+
+
+def raw_utilities(population: int) -> Array:
+    """Return ``max(0, log(K/2 + 1) - log(rank))`` by rank."""
+    return np.maximum(0.0, math.log(population / 2 + 1) - np.log(np.arange(1, population + 1)))
 
 
 def usual_population(d: int) -> int:

@@ -4,9 +4,11 @@ A Gaussian with mean μ and inverse covariance S is sampled, and learns from the
 curvature of S is the REINFORCE estimate with rank-based utilities u, Σ u (S δ δᵀ S − S) with deviations δ = w − μ, with
 γ = 0 and root p = 1, so that μ ← μ + Σ u δ. All schemes use the same learning rate (xNES's own), the same population
 (twice its default) and the same random numbers, and start at distance 3 from the minimum with standard deviation 1.
-Rows "mixed" use importance mixing, as the works that the paper cites do: samples of the generation before are kept
-where the distribution still has them, at least a tenth is new, and only new ones are evaluated and counted. It spares
-more than half of the evaluations, but makes searches on the most rugged function fail.
+The paper spares evaluations by techniques of the works that it cites, without saying which. Rows "mixed" use
+importance mixing: samples of the generation before are kept where the distribution still has them, at least a tenth is
+new, and only new ones are evaluated and counted. It spares more than half of the evaluations, but makes searches on the
+most rugged function fail. Rows "DX" use the rules of DX-NES (Fukushima et al., 2011): mirrored samples, which weigh
+more if they are far while the search moves, and learning rates that depend on its phase; "xNES, DX" is DX-NES itself.
 
 Baselines: plain NES (Wierstra et al., 2008) learns the covariance itself; xNES (Glasmachers et al., 2010) learns a root
 A of it by A ← A Expm(η/2 M); Cholesky NES (Lin et al., 2021) learns a triangular factor of S. The paper's scheme is the
@@ -30,16 +32,18 @@ from eigenstep.core.sources import reinforce
 from eigenstep.core.step import update
 from eigenstep.search.sampling import default_population
 
-from ..baselines.nes import NES, CholeskyNES, ExponentialNES, PlainNES, Population, rank_utilities
-from ..baselines.paper_nes import default_lr
+from ..baselines.nes import NES, CholeskyNES, ExponentialNES, PlainNES, Population, Rate
+from ..baselines.rates import DistanceRates, FixedRates, Rule
 from ..console import track
 from ..problems.functions import FUNCTIONS, Function
 from ..results import Curve, Panel, Result, Table, Verdict
 
 FLOOR = 1e-3
 """How far below the target there is nothing to see any more, as a fraction of it."""
-MIXED, SUFFIX = ("paper", "xNES"), ", mixed"
-"""Which schemes have a second row, with importance mixing, and how it is called."""
+MIXED, DISTANCE = "mixed", "DX"
+"""Techniques that spare evaluations: importance mixing, and the rules of DX-NES."""
+SPARING = ("paper", "xNES")
+"""Schemes that have rows with these techniques."""
 CLAIM = "It performs similarly to existing natural evolution strategies."
 
 
@@ -94,14 +98,17 @@ class SpectralNES:
         """Return the logarithm of the product of ``d^(-1/2)``."""
         return -self.precision.eigs.log().sum(-1) / 2
 
-    def update(self, z: Tensor, utilities: Tensor, *, lr: float, lr_mean: float = 1.0) -> SpectralNES:
+    def update(self, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None) -> SpectralNES:
         """Return the distribution after one step; see ``eigenstep_lab.baselines.nes.NES``."""
         deviation = self._deviation(z)
-        mean = self.mean + lr_mean * (utilities[..., None] * deviation).sum(0)
-        # Losses are negative utilities, of which `reinforce` takes the mean.
-        curvature = reinforce(self.precision, deviation, -len(z) * utilities)
+        mean = self.mean + (utilities[..., None] * deviation).sum(0)
+        # Losses are negative utilities, of which `reinforce` takes the mean; rates may differ between searches.
+        curvature = reinforce(self.precision, deviation, -len(z) * lr * utilities)
+        size = (utilities * (z.square().mean(-1) - 1)).sum(0)
+        extra = 0.0 if lr_size is None else (lr_size - lr) * size
+        curvature = replace(curvature, shift=curvature.shift - extra)
         precision = update(
-            self.precision, curvature, lr=lr, decay=0.0, rotation=self.rotation, reorthonormalized=self.mended
+            self.precision, curvature, lr=1.0, decay=0.0, rotation=self.rotation, reorthonormalized=self.mended
         )
         assert isinstance(precision, Full)
         return replace(self, mean=mean, precision=precision)
@@ -128,14 +135,13 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
     """Search with all schemes on all functions."""
     panels = []
     hits: dict[str, dict[str, Tensor]] = {}
-    names = [*strategies(torch.zeros(1, 2)), *(f"{name}{SUFFIX}" for name in MIXED)]
+    names = [*strategies(torch.zeros(1, 2)), *(f"{name}, {how}" for how in (MIXED, DISTANCE) for name in SPARING)]
     jobs = [(function, name) for function in FUNCTIONS for name in names]
     curves: dict[str, dict[str, Curve]] = {function: {} for function in FUNCTIONS}
     for function, name in track(jobs, "Searching"):
         start = _start(FUNCTIONS[function], settings, seed).to(device)
-        refresh = settings.refresh if name.endswith(SUFFIX) else 1.0
-        strategy = strategies(start)[name.removesuffix(SUFFIX)]
-        curve, hit = search(strategy, FUNCTIONS[function], settings, seed, refresh)
+        scheme, _, technique = name.partition(", ")
+        curve, hit = search(strategies(start)[scheme], FUNCTIONS[function], settings, seed, technique)
         curves[function][name] = curve
         hits.setdefault(function, {})[name] = hit
     for function, drawn in curves.items():
@@ -157,7 +163,7 @@ def _start(function: Function, settings: Settings, seed: int) -> Tensor:
     return function.coordinate + 3 * direction / torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
 
 
-def search(strategy: NES, function: Function, settings: Settings, seed: int, refresh: float) -> tuple[Curve, Tensor]:
+def search(strategy: NES, function: Function, settings: Settings, seed: int, technique: str) -> tuple[Curve, Tensor]:
     """Search until all seeds have reached the target, or it is clear that the others will not.
 
     Args:
@@ -165,26 +171,30 @@ def search(strategy: NES, function: Function, settings: Settings, seed: int, ref
         function: what to minimize.
         settings: how long, and so on.
         seed: decides the samples.
-        refresh: least share of new samples in a generation; 1 for no importance mixing.
+        technique: MIXED, DISTANCE, or "" for none.
 
     Returns:
         The curve of ℓ(μ), and for each seed the evaluations until the target, infinite if it was not reached.
     """
     generator = Generator().manual_seed(seed + 1)
-    population, lr = 2 * default_population(settings.dimension), default_lr(settings.dimension)
-    shape = (population, settings.seeds, settings.dimension)
+    half = (default_population(settings.dimension), settings.seeds, settings.dimension)
+    refresh = settings.refresh if technique == MIXED else 1.0
+    rule: Rule = DistanceRates(torch.zeros_like(strategy.mean)) if technique == DISTANCE else FixedRates()
     hit = torch.full((settings.seeds,), math.inf, dtype=torch.float64)
     at, values = [0.0], [function(strategy.mean).cpu()]
 
     def normal() -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(strategy.mean.device)
+        z = torch.randn((2, *half), generator=generator, dtype=torch.float64).to(strategy.mean.device)
+        return torch.cat((z[0], -z[0] if technique == DISTANCE else z[1]))
 
     samples, evaluations = Population.first(strategy, normal), torch.zeros_like(hit)
     for generation in range(1, settings.generations + 1):
-        # Searches far below the target stay where they are: samples nearer to the mean than its rounding say nothing.
-        going = function(strategy.mean) >= FLOOR * settings.target
-        utilities = going * rank_utilities(function(samples.points))
-        strategy = strategy.update(strategy.whiten(samples.points), utilities, lr=lr)
+        # Searches far below the target, or stuck, stay where they are: samples as near as rounding say nothing.
+        width = (strategy.log_volume() / settings.dimension).exp()
+        going = (function(strategy.mean) >= FLOOR * settings.target) & (width > 1e-10 * strategy.mean.abs().amax(-1))
+        z = strategy.whiten(samples.points)
+        rule, step = rule.next(z, function(samples.points))
+        strategy = strategy.update(z, going * step.utilities, lr=step.lr, lr_size=step.lr_size)
         value = function(strategy.mean).cpu()
         evaluations = evaluations + samples.new.sum(0).cpu()
         hit = torch.where((value < settings.target) & hit.isinf(), evaluations, hit)

@@ -43,7 +43,7 @@ class Settings:
         tasks: What is trained.
         steps: Length of a run.
         seeds: Number of runs of each scheme that verdicts are about.
-        seeds_beside: Number of runs of each of the other schemes, which show what choices do; with none they are left out.
+        seeds_beside: Number of runs of each of the others, which show what choices do; with none they are left out.
         tuning_steps: Length of the runs that choose learning rates.
         lrs: Learning rates to choose from, in equal ratios; more are tried if the best is the first or the last.
     """
@@ -93,21 +93,18 @@ def run(settings: Settings, *, seed: int, device: torch.device, trainings: Path 
     panels: list[Panel] = []
     verdicts: list[Verdict] = []
     tables: list[Table] = []
-    seeds = range(seed, seed + settings.seeds)
     for name in settings.tasks:
         task = load_task(name, device)
-        lrs = dict.fromkeys(SCHEMES, settings.lrs)
-        chosen, records = train_all(
-            task,
-            SCHEMES,
-            lrs,
-            steps=settings.steps,
-            seeds=seeds,
-            tuning_steps=settings.tuning_steps,
-            trainings=trainings,
-        )
+        chosen: dict[str, float] = {}
+        records: dict[str, list[Record]] = {}
+        make = partial(train_all, task, steps=settings.steps, trainings=trainings)
+        for schemes, runs in ((SCHEMES, settings.seeds), (BESIDE, settings.seeds_beside)):
+            if runs:
+                lrs = dict.fromkeys(schemes, settings.lrs)
+                found = make(schemes, lrs, seeds=range(seed, seed + runs), tuning_steps=settings.tuning_steps)
+                chosen, records = {**chosen, **found[0]}, {**records, **found[1]}
         same = {family: [chosen[f"{family}, p = 2"]] for family in REFERENCES}
-        _, wide = train_all(task, REFERENCES, same, steps=settings.steps, seeds=seeds, trainings=trainings)
+        _, wide = make(REFERENCES, same, seeds=range(seed, seed + settings.seeds))
         panels += loss_panels(task, records)
         for family, reference in wide.items():
             verdicts += _verdicts(family, task.name, records, reference)
