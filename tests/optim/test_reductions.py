@@ -133,6 +133,15 @@ class TestKnownMethods:
             assert_close(ours.norm(), size.norm(), rtol=1e-7, atol=0)
             assert_close(ours / ours.norm(), direction / direction.norm(), rtol=0, atol=1e-7)
 
+    @pytest.mark.parametrize("root", [1.0, 4.0])
+    @pytest.mark.parametrize("grafting", ["adam", "rms"])
+    def test_vectors_with_grafting_are_adam_whatever_the_root(self, root: float, grafting: str) -> None:
+        w, gs = parameter(9), gradients(9)
+        twin = nn.Parameter(w.detach().clone())
+        drive(Spectral([w], root=root, **{**PLAIN, "grafting": grafting, "eps": 0.0}), gs)
+        drive(torch.optim.Adam([twin], lr=LR, betas=(0.9, 0.95), eps=0.0), gs)
+        assert_close(w, twin, rtol=0, atol=1e-12)
+
     def test_grafting_survives_rows_without_gradient(self) -> None:
         """Rows of zeros, as in embeddings: the momentum there is rounding noise, and must not count."""
         w = nn.Parameter(torch.randn(16, 8))

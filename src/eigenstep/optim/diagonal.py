@@ -192,7 +192,8 @@ def _learn(
         else:
             average.addcmul_(vector, vector, value=second)
     _keep(state["second_moment"], average)
-    root = average.sqrt() if group["root"] == 2 else average.pow(1 / group["root"])
+    grafted = group["grafting"] in ("adam", "rms")  # a step of AdamW's size: its own
+    root = average.sqrt() if group["root"] == 2 or grafted else average.pow(1 / group["root"])
     return numerator, root.add_(max(group["eps"], torch.finfo(wide).tiny))
 
 

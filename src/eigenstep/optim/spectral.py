@@ -123,7 +123,7 @@ class Spectral(Optimizer):
             clip: largest root mean square of a layer's step before the learning rate. 1 if the loss has spikes.
             grafting: what sizes each layer's step. "descent" lengthens it until it lowers the loss as fast as Adam's
                 would at the same learning rate, but not beyond Adam's largest step. "adam" or "rms" (RMSprop) for roots
-                other than 2; ``None`` for steps as they are.
+                other than 2, with which what has no basis steps as AdamW does; ``None`` for steps as they are.
             structure: "kronecker", one factor per side, the first axis against the rest; "auto" is the same, but steps
                 the matrices of a stack ``(experts, n, m)`` one by one, and embeddings as AdamW does, with a second
                 moment that remembers 50 times longer (1024 rows or more, 16 times as many as columns, and 32 of these
