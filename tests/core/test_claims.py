@@ -13,9 +13,10 @@ from torch.testing import assert_close
 
 from eigenstep.core.curvature import Dense, OuterProducts, project
 from eigenstep.core.generators import Rotation, bounded, moore_penrose
-from eigenstep.core.maps import cayley, exp, inverse_cayley, truncated_exp
+from eigenstep.core.maps import cayley, exp, truncated_exp
 from eigenstep.core.matrices import Diagonal, Full
 from eigenstep.core.step import update
+from eigenstep_lab.orthogonality import inverse_cayley
 
 from .cases import (
     defect,

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.maps import orthogonality_defect, truncated_cayley, truncated_exp
+from eigenstep.core.maps import truncated_cayley, truncated_exp
 from eigenstep.core.matrices import Full
 from eigenstep.core.sources import gradient_outer_product
 from eigenstep.core.step import update
+from eigenstep_lab.orthogonality import orthogonality_defect
 
 
 def stream(n: int, count: int) -> torch.Tensor:

@@ -9,13 +9,12 @@ from torch.testing import assert_close
 from eigenstep.core.maps import (
     cayley,
     exp,
-    inverse_cayley,
-    orthogonality_defect,
     reorthonormalize,
     shrink_factor,
     truncated_cayley,
     truncated_exp,
 )
+from eigenstep_lab.orthogonality import inverse_cayley, orthogonality_defect
 
 from .cases import defect, random_orthogonal, random_skew
 

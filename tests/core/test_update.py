@@ -11,9 +11,10 @@ from torch.testing import assert_close
 from eigenstep.core.curvature import Dense, OuterProducts, project
 from eigenstep.core.generators import bounded, moore_penrose
 from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.maps import exp, orthogonality_defect, truncated_cayley, truncated_exp
+from eigenstep.core.maps import exp, truncated_cayley, truncated_exp
 from eigenstep.core.matrices import SPD, Diagonal, Full
 from eigenstep.core.step import update
+from eigenstep_lab.orthogonality import orthogonality_defect
 
 from .cases import (
     BATCHES,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from eigenstep import Dense, Diagonal, Full, Kronecker
 from eigenstep.inference import FitResult, fit_gaussian, laplace
+from eigenstep_lab.extras import Minibatches
 from eigenstep_lab.problems.regressions import linear_regression, logistic_regression
 
 from .problems import Quadrature, quadratic, random_spd, small_logistic
@@ -191,7 +192,7 @@ class TestLogisticRegression:
     def test_minibatches_with_a_schedule(self) -> None:
         inputs, targets = small_logistic()
         exact = Quadrature(inputs, targets, 0.5)
-        model = logistic_regression(inputs, targets, prior_precision=0.5).minibatches(20)
+        model = Minibatches(logistic_regression(inputs, targets, prior_precision=0.5), 20)
         found = fit_gaussian(
             model, torch.zeros(3), curvature="gauss-newton", samples=8, lr=lambda t: 2 / (t + 4), max_iter=300, tol=0.0
         )

@@ -10,6 +10,7 @@ from torch.func import hessian
 
 from eigenstep import OuterProducts
 from eigenstep.inference import Supervised
+from eigenstep_lab.extras import Minibatches
 from eigenstep_lab.problems.regressions import classifier, linear_regression, logistic_regression
 
 from .problems import small_logistic
@@ -68,12 +69,12 @@ def test_network(network: tuple[Supervised, dict[str, Tensor]]) -> None:
 def test_minibatches_have_the_right_mean() -> None:
     model = logistic_regression(*small_logistic(8), prior_precision=2.0)
     w = torch.randn(3)
-    batches = model.minibatches(4)
+    batches = Minibatches(model, 4)
     values = torch.stack([batches(w) for _ in range(400)])
     assert (values.mean() - model(w)).abs() < 4 * values.std() / 20
     assert values.std() > 0.1
-    torch.testing.assert_close(model.minibatches(8)(w), model(w))
-    torch.testing.assert_close(dense(model.minibatches(8).gauss_newton(w[None])), dense(model.gauss_newton(w[None])))  # type: ignore[attr-defined]
+    torch.testing.assert_close(Minibatches(model, 8)(w), model(w))
+    torch.testing.assert_close(dense(Minibatches(model, 8).gauss_newton(w[None])), dense(model.gauss_newton(w[None])))
 
 
 @pytest.mark.parametrize(

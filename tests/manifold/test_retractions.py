@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eigenstep import Full
-from eigenstep.core.maps import orthogonality_defect
 from eigenstep.manifold.point import Matrix
 from eigenstep.manifold.retractions import RETRACTIONS, geodesic
 from eigenstep_lab.baselines.rgd import cholesky_step, retraction_step
+from eigenstep_lab.orthogonality import orthogonality_defect
 
 from .problems import random_spd, symmetric
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from eigenstep import Spectral
-from eigenstep.core.maps import orthogonality_defect
 from eigenstep.optim import kernel
 from eigenstep.optim.stacks import add_stochastically
 from eigenstep.optim.state import Rates, Rule, new_state
+from eigenstep_lab.orthogonality import orthogonality_defect
 
 
 def defects(optimizer: Spectral) -> Tensor:

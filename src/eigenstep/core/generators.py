@@ -48,14 +48,9 @@ def bounded(eigs: Tensor, average: Tensor, *, pairwise: bool = False) -> Tensor:
     """Our rotation: Jacobi angles softened so that they stay bounded and move at exact ties.
 
     ``N_ij = -A_ij sgn(D_ij) / (|D_ij| + sqrt(D_ij^2 + 4 e_ij))`` with ``D_ij = A_ii - A_jj``. Every row has a norm of
-    at most ``1/sqrt(2)``, without any threshold for eigenvalues that are nearly equal.
-
-    Args:
-        eigs: unused; what counts is the diagonal of ``A``.
-        average: ``A``, shape ``(*batch, n, n)``.
-        pairwise: take ``e_ij = A_ij^2``, the exact Jacobi angle of each pair by itself, best for low-rank or
-            deterministic curvature. By default ``e_ij`` is the mean squared norm of rows ``i`` and ``j`` off the
-            diagonal, best for noisy gradients.
+    at most ``1/sqrt(2)``, without any threshold for eigenvalues that are nearly equal. By default ``e_ij`` is the mean
+    squared norm of rows ``i`` and ``j`` off the diagonal, best for noisy gradients. With ``pairwise`` it is ``A_ij^2``,
+    which gives the exact Jacobi angle of each pair by itself, best for low-rank or deterministic curvature.
     """
     # Scaling A leaves N unchanged; at unit size, squares neither overflow nor vanish.
     largest = torch.linalg.vector_norm(average, torch.inf, dim=(-2, -1), keepdim=True)

@@ -38,12 +38,6 @@ def cayley(generator: Tensor) -> Tensor:
     return torch.linalg.solve(_plus_identity(-n), _plus_identity(n)).to(generator.dtype)
 
 
-def inverse_cayley(orthogonal: Tensor) -> Tensor:
-    """Return the skew-symmetric ``N = (Q + I)^-1 (Q - I)`` with ``Cayley(N) = Q``."""
-    q = orthogonal.to(accumulation_dtype(orthogonal.dtype))
-    return torch.linalg.solve(_plus_identity(q), -_plus_identity(-q)).to(orthogonal.dtype)
-
-
 def truncated_cayley(generator: Tensor, cap: float | None = 0.6) -> Tensor:
     """Return the Cayley map with its Neumann series cut, ``(I + N)^2 (I + N^2)(I + N^4)``.
 
@@ -106,13 +100,6 @@ def reorthonormalize(basis: Tensor) -> Tensor:
     """
     b = basis.float() if basis.dtype in HALF else basis
     return (1.5 * b - 0.5 * b @ (b.mT @ b)).to(basis.dtype)
-
-
-def orthogonality_defect(basis: Tensor) -> Tensor:
-    """Return ``||B^T B - I||_F / sqrt(n)`` for each basis of a batch, in float32 or better."""
-    b = basis.to(accumulation_dtype(basis.dtype))
-    gram = b.mT @ b
-    return torch.linalg.matrix_norm(_plus_identity(-gram)) / max(basis.shape[-1], 1) ** 0.5
 
 
 ORTHOGONAL: Mapping[str, Orthogonal] = {f.__name__: f for f in (cayley, truncated_cayley, quadratic)}

@@ -5,8 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-HALF = (torch.bfloat16, torch.float16)
-"""Number formats in which only bases are stored; eigenvalues then stay in float32."""
+HALF = (torch.bfloat16, torch.float16)  # In these only bases are stored; eigenvalues then stay in float32
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

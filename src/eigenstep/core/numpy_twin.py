@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-LARGEST_ENTRY = float(np.finfo(np.float64).eps) ** -0.5
-"""Larger entries of a generator turn a pair of axes by half a turn anyway, up to rounding."""
-MOST_SKEWNESS_LOST = 1e-8
-"""At equal eigenvalues, entries that are nothing but rounding may have other signs above the diagonal than below."""
+LARGEST_ENTRY = float(np.finfo(np.float64).eps) ** -0.5  # Larger ones turn a pair of axes by half a turn anyway
+MOST_SKEWNESS_LOST = 1e-8  # At equal eigenvalues, what is only rounding may have other signs above the diagonal
 
 
 def bounded(average: Array) -> Array:

@@ -17,8 +17,7 @@ from .curvature import Dense, OuterProducts
 from .matrices import SPD
 from .numerics import symmetrize
 
-Predict = Callable[[Tensor, Tensor], Tensor]
-"""A model for one example: ``predict(parameters, input) -> output`` of shape ``(C,)``."""
+Predict = Callable[[Tensor, Tensor], Tensor]  # A model for one example: predict(parameters, input), shape (C,)
 
 
 def gradient_outer_product(gradient: Tensor) -> OuterProducts:

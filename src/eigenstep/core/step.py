@@ -32,8 +32,7 @@ from .matrices import SPD, Diagonal, Full
 from .numerics import accumulation_dtype, centered_exp, largest, matmul, saturate, symmetrize
 
 Structure = TypeVar("Structure", bound=SPD)
-Rate = float | Tensor
-"""A number, or a tensor that broadcasts against the eigenvalues: one rate for each matrix of a batch."""
+Rate = float | Tensor  # A tensor broadcasts against the eigenvalues: one rate for each matrix of a batch
 
 
 class Learned(NamedTuple):

@@ -24,8 +24,7 @@ from .estimates import Estimate, combine
 from .gaussian import Gaussian, NotPositiveDefinite, Parameters, average, longest_step, tangent_vector
 from .models import NotFinite, Target
 
-Estimator = Callable[[Gaussian, int], Estimate]
-"""Estimates gradient and curvature at a Gaussian from this many lots of points."""
+Estimator = Callable[[Gaussian, int], Estimate]  # What is known at a Gaussian, from this many lots of points
 SHORTEST = 1e-10  # A search for the step size gives up below this
 SAFETY = 2.0  # Where a posterior is not Gaussian, up to this many times more is left to gain than where it is
 ROUNDING = 1e-6  # Without random points, a gap in nats that is no larger and no longer falls is put down to rounding

@@ -89,12 +89,7 @@ def elbo(
 ) -> tuple[float, float]:
     """Return an estimate of the evidence lower bound ``E_q[log_joint] + entropy`` in nats, and its standard error.
 
-    Args:
-        log_joint: the log density of data and parameters, as a function of the parameters.
-        q: the Gaussian.
-        samples: number of points, even.
-        seed: of the random numbers.
-        vectorize: whether ``torch.func.vmap`` may evaluate all points at once.
+    It is that of a Gaussian ``q``, from an even number of points; all else as in ``fit_gaussian``.
     """
     check_function(log_joint, "log_joint")
     check_samples(samples, 4)
@@ -151,8 +146,7 @@ class Cloud:
         return {n: g.mean(0) for n, g in self.gradients.items()}, curvatures, damping
 
 
-Found = tuple[Blocks, dict[str, Curvature], float]
-"""Gradients, curvatures and damping of an ``Estimate``."""
+Found = tuple[Blocks, dict[str, Curvature], float]  # Gradients, curvatures and damping of an Estimate
 
 
 def _hessian(cloud: Cloud) -> Found:

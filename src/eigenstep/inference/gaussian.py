@@ -88,10 +88,6 @@ class Gaussian:
         """Return ``log det S`` of all blocks together."""
         return sum(S.logdet().item() for S in self.precisions.values())
 
-    def entropy(self) -> float:
-        """Return the differential entropy in nats."""
-        return 0.5 * (self.size * math.log(2 * math.pi * math.e) - self.logdet())
-
     def deviations(self, count: int, generator: torch.Generator | None = None) -> Blocks:
         """Draw ``w - mean`` as events of the precision matrices, shape ``(count, *sizes)``."""
         return {name: S.sample((count,), generator=generator) for name, S in self.precisions.items()}

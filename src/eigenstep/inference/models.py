@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -101,36 +101,6 @@ class Supervised:
             for name, each in as_blocks(gradients, "gradients").items()
         }
         return _like(points, scaled)
-
-    def minibatches(self, size: int, seed: int = 0) -> Callable[[Parameters], Tensor]:
-        """Return an unbiased, random stand-in for this model: every call draws ``size`` different examples anew."""
-        check_size(size, "size")
-        if size > len(self.inputs):
-            raise ValueError(f"size must be at most the {len(self.inputs)} examples, got {size}")
-        return _Minibatches(self, size, torch.Generator(self.inputs.device).manual_seed(seed))
-
-
-class _Minibatches:
-    """A model that takes other examples at every call; ``draw`` returns one that keeps its examples."""
-
-    def __init__(self, whole: Supervised, size: int, generator: torch.Generator) -> None:
-        self._whole, self._size, self._generator = whole, size, generator
-        self.prior_precision, self.outputs = whole.prior_precision, whole.outputs
-
-    def draw(self) -> Supervised:
-        whole = self._whole
-        chosen = torch.randperm(len(whole.inputs), generator=self._generator, device=whole.inputs.device)[: self._size]
-        weight = whole.weight * len(whole.inputs) / self._size
-        return replace(whole, inputs=whole.inputs[chosen], targets=whole.targets[chosen], weight=weight)
-
-    def __call__(self, parameters: Parameters) -> Tensor:
-        return self.draw()(parameters)
-
-    def gauss_newton(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
-        return self.draw().gauss_newton(points)
-
-    def empirical_fisher(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
-        return self.draw().empirical_fisher(points)
 
 
 def _like(points: Parameters, found: dict[str, OuterProducts]) -> OuterProducts | dict[str, OuterProducts]:

@@ -7,8 +7,6 @@ guesses here are diagonal, ``h_ij = (d_i d_j)^a (d_i / d_j)^c`` made symmetric. 
 - ``a = 0, c = 0``: log-likelihoods, whose natural metric is the affine-invariant one;
 - ``a = 1, c = 0``: least squares in the entries of ``S``, as in metric learning; ``a = -1`` in those of its inverse;
 - ``a = 0, c = 1``: residuals of products with ``S``, such as ``||S Q - I||``.
-
-With a dense matrix, a metric like the last one would take the solution of a Sylvester equation in every step.
 """
 
 import math
@@ -21,11 +19,9 @@ from torch import Tensor
 
 from .point import Point
 
-FAMILY = torch.tensor([(a, c) for a in (0.0, -0.5, 0.5, -1.0, 1.0) for c in (0.0, 1.0)])
-"""Pairs of exponents ``(a, c)`` to choose from."""
+FAMILY = torch.tensor([(a, c) for a in (0.0, -0.5, 0.5, -1.0, 1.0) for c in (0.0, 1.0)])  # Exponents to choose from
 FORGET = 0.8  # How much of what was learned remains after another step
-GOOD = 0.1
-"""While the affine-invariant metric fits at least this well, no other is looked for: that would take an eigenbasis."""
+GOOD = 0.1  # While the affine-invariant metric fits this well, no other is looked for: that would take an eigenbasis
 
 
 class Metric:

@@ -78,8 +78,7 @@ class Objective:
         return view if self.factored else view.dense()
 
 
-PRODUCTS = 10
-"""Products with the Hessian, and so gradients, that a look may take; one or two are enough for most problems."""
+PRODUCTS = 10  # With the Hessian, and so gradients, that a look may take; one or two are enough for most problems
 
 
 @dataclass(frozen=True)

@@ -134,12 +134,8 @@ def candidate_of(group: dict[str, Any], param: Tensor) -> Candidate:
     return Candidate(param, plan, costs, state["step" + suffix(plan, 0)].dtype, describe(param))
 
 
-Sizes = dict[Tensor, tuple[Tensor, Tensor]]
-"""For each parameter the norms of its newest gradient and update, still on the device."""
-
-
-Steps = Iterator[tuple[list[Tensor], list[Tensor]]]
-"""Parameters, and where they go."""
+Sizes = dict[Tensor, tuple[Tensor, Tensor]]  # Norms of each parameter's newest gradient and update, on the device
+Steps = Iterator[tuple[list[Tensor], list[Tensor]]]  # Parameters, and where they go
 
 
 def noted(sizes: Sizes, steps: Steps, gradients: Mapping[Tensor, Tensor], lr: Any) -> Steps:

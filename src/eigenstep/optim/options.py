@@ -19,8 +19,7 @@ from .state import Rates, Rule, State, new_state
 from .storage import home, packed
 
 Group = Mapping[str, Any]
-Work = Sequence[tuple[dict[str, Any], list[Tensor]]]
-"""Parameter groups, each with the parameters that have gradients."""
+Work = Sequence[tuple[dict[str, Any], list[Tensor]]]  # Parameter groups, each with those that have gradients
 
 CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "eigenvalues": ("corrected", "kronecker"),
@@ -38,23 +37,18 @@ RANGES: Mapping[str, tuple[float, float]] = {
 }
 POSITIVE: Mapping[str, float] = {"root": float("inf"), "clip": float("inf"), "basis_lr": 2.0}
 """Options that must be greater than 0 (if not ``None``), and their upper limits."""
-LONGEST_VECTOR = 2**19
-"""What has more entries on a single axis is no bias."""
-LEAST_DAMPING = 1e-12
-"""Relative damping of products of eigenvalues: with less, sparse gradients lead to steps of any length."""
+LONGEST_VECTOR = 2**19  # What has more entries on a single axis is no bias
+LEAST_DAMPING = 1e-12  # Relative, of products of eigenvalues: with less, sparse gradients lead to steps of any length
 CUSTOM_PREFIX = "custom: "
-CUSTOM = ("rotation", "maps")
-"""Options that may be functions of the user's own instead of names."""
+CUSTOM = ("rotation", "maps")  # Options that may be functions of the user's own instead of names
 SCHEDULED = {"lr_scale", "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
 FOREIGN = {"params", "param_names", "count", "use_fallback", "name", *SCHEDULED}
 """What else a parameter group may hold: what torch, learning-rate schedulers and trainers put there."""
-GO, SKIP, RAISE = range(3)
-"""What to do about the gradients of a step: take it, leave it out, or raise an error."""
+GO, SKIP, RAISE = range(3)  # What to do about the gradients of a step: take it, leave it out, or raise an error
 LAYOUT = ("structure", "max_dim", "max_ratio", "batch_dims", "split_sizes", "num_heads", "split_dim")
 fixed = itemgetter(*LAYOUT)
 """Options that decide how a parameter is laid out, and what returns them; they are fixed once it has state."""
-OTHERS = ("lr", "weight_decay", "betas", "interval", "nesterov", "basis_dtype", "state_dtype")
-"""Options that are in no other list."""
+OTHERS = ("lr", "weight_decay", "betas", "interval", "nesterov", "basis_dtype", "state_dtype")  # In no other list
 LEARNING = ("relative_damping", "eigenvalues_wait", "turn_first", "reorthonormalize", "residual")
 FLAGS = (*LEARNING, "stochastic_rounding", "maximize", "capturable", "cautious_weight_decay", "offload")
 TORCH: Mapping[str, str] = {
@@ -63,7 +57,6 @@ TORCH: Mapping[str, str] = {
 }
 """Options of torch's optimizers that Spectral takes only as ``False``, and why."""
 OPTIONS = tuple(sorted({*CHOICES, *RANGES, *POSITIVE, *FLAGS, *LAYOUT, *OTHERS, *TORCH, "foreach", "fused"}))
-"""Names of all options."""
 RETIRED: Mapping[str, object] = {"cap": 0.5, "gap": 0.1, "long_sides": "blocks"}
 """Options of earlier versions, and the values as of which the present steps are."""
 
@@ -146,12 +139,7 @@ def _is_count(value: object, least: int) -> bool:
 
 
 def check_parameters(group: Mapping[str, Any], distributed: bool) -> None:
-    """Raise unless all parameters of a group can be stepped.
-
-    Args:
-        group: parameters and options.
-        distributed: whether ranks may share the work.
-    """
+    """Raise unless all parameters of a group can be stepped, by ranks that may share the work if ``distributed``."""
     for param in group["params"]:
         if hasattr(param, "device_mesh") and not distributed:
             raise ValueError("DTensor parameters cannot be stepped with distributed=False: pass distributed=True")
@@ -301,12 +289,7 @@ def custom_name(function: object) -> str:
 
 
 def nonfinite_sentence(names: Sequence[str], curvature: bool) -> str:
-    """Say what is not finite.
-
-    Args:
-        names: parameters with such gradients.
-        curvature: whether curvature was given, which may be to blame if no gradient is.
-    """
+    """Say which gradients are not finite; if none, the curvature that was given may be to blame."""
     where = names[:5] or ["the curvature" if curvature else "a parameter on another rank"]
     return (
         f"gradient of {', '.join(where)} has NaN or infinite entries; nothing was changed. Lower the learning rate, "

@@ -108,8 +108,7 @@ class Spectral(Optimizer):
         Args:
             params: parameters, named parameters, or dictionaries that describe parameter groups.
             lr: learning rate, the paper's beta-1. Always tune it.
-            betas: decay rates of momentum (0 for none) and of the curvature; the paper's beta-2 is ``1 - betas[1]``.
-                Raise the first for tiny batches.
+            betas: decay of momentum (0: none; more for tiny batches) and of curvature, one minus the paper's beta-2.
             weight_decay: decoupled weight decay, as in AdamW; a tensor can change while a CUDA graph is replayed.
             eps: AdamW's, for what has no basis and steps as AdamW does; what has bases has ``damping``.
             cautious_weight_decay: shrink only the weights that the step itself moves toward zero.
@@ -130,13 +129,11 @@ class Spectral(Optimizer):
                 at least); "axes", one factor per axis, for convolutions; "full", one matrix over the whole parameter,
                 for tiny ones; "diagonal", no basis, where one brings nothing: this is AdamW, as it is for vectors.
             batch_dims: how many of the first axes count matrices of their own; ``None`` for what "auto" recognizes.
-            split_sizes: rows of each of the matrices that were fused, such as queries, keys and values: each steps as
-                if it were a parameter of its own.
+            split_sizes: rows of each matrix that was fused, such as queries, keys and values: each steps on its own.
             num_heads: step each of so many heads as a matrix of its own: equal parts of the rows, or of each of
                 ``split_sizes`` (or a number for each).
             split_dim: 1 if columns were fused, as in weights that multiply from the right; 0 for rows.
-            max_dim: longest side that gets one basis; longer ones are cut into blocks. Lower it to save time;
-                ``None`` for no limit.
+            max_dim: longest side that gets one basis; longer ones are cut into blocks. Less to save time; or ``None``.
             max_ratio: a side more than this many times longer than the other is cut as well. 1 to save time, ``None``
                 (whole sides, at the price of cubes) if time does not count.
 
@@ -152,15 +149,13 @@ class Spectral(Optimizer):
             turn_first: turn the bases before preconditioning with them instead of after, as the paper does.
             eigenvalues_wait: learn eigenvalues only when the bases turn, another reading of the paper.
             rotation: "bounded" (ours); "normalized" (the paper's for networks) or "moore_penrose" (the paper's) to
-                compare with; or a function such as ``partial(generators.normalized, gap=0.01)``. Checkpoints hold only
-                its name.
+                compare with; or a function, of which checkpoints hold only the name.
             basis_lr: rate of the running average that the basis follows (``None``: ``1 - betas[1]``); for "normalized"
                 the paper's beta-bar-2. Raise it if eigenvectors change quickly.
             maps: "quadratic" (Cayley map to second order), "truncated" (the paper's truncated Cayley map) or "exact"
                 (exact Cayley and exponential maps, which never forget an outlier) to compare with; or a function from
                 generators to orthogonal matrices, such as ``maps.cayley`` or ``partial(maps.quadratic, cap=0.3)``.
-            reorthonormalize: mend bases by a Newton-Schulz step after every turn. ``False``, as in the paper, only for
-                maps other than "quadratic".
+            reorthonormalize: mend bases after every turn by a Newton-Schulz step; "quadratic" maps need it.
             residual: remember what rotations have not yet diagonalized: better curvature, twice the bases' memory.
             basis_dtype: number format of the bases; by default that of the state. bfloat16 to save memory.
             state_dtype: number format of momentum and second moments; by default float32, or float64 for such weights.

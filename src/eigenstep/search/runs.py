@@ -113,19 +113,12 @@ def _no_better(values: list[float]) -> bool:
 
 @dataclass(frozen=True)
 class Start:
-    """How a run begins.
+    """How a run begins."""
 
-    Attributes:
-        population: its samples in each generation.
-        width: its first step size, as a fraction of sigma0.
-        max_evals: after how many evaluations it must end, if that is limited.
-        large: whether it belongs to the runs with growing populations.
-    """
-
-    population: int
-    width: float = 1.0
-    max_evals: int | None = None
-    large: bool = True
+    population: int  # its samples in each generation
+    width: float = 1.0  # its first step size, as a fraction of sigma0
+    max_evals: int | None = None  # after how many evaluations it must end, if that is limited
+    large: bool = True  # whether it belongs to the runs with growing populations
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -142,11 +135,9 @@ one begins, or ``None`` to stop."""
 
 @dataclass
 class Restarts:
-    """The schedules that have names, and what all runs so far have used."""
+    """Populations double (Auger and Hansen, 2005), with small runs in between (Hansen, 2009); what all have used."""
 
-    # whether to make small, narrow runs in between, as long as they have used fewer evaluations than the large ones
-    # (Hansen, 2009). Without them, the population doubles at every restart (Auger and Hansen, 2005)
-    bipop: bool = False
+    bipop: bool = False  # whether to make small, narrow runs while they have used less than the large ones
     first: int = 0  # population of the first run, once that is over
     doublings: int = 0  # how often the population has doubled
     large_evals: int = 0  # evaluations of the runs with growing populations

@@ -29,8 +29,7 @@ from ..core.arguments import choose
 from ..core.numpy_twin import Array, bounded, cayley, diagonal, rayleigh_quotients, reorthonormalize, transpose
 from .sampling import Rates, assign, mirrored_orthogonal, rates
 
-MAX_LOG_EIGS = 18.0
-"""Eigenvalues stay within ``exp`` of plus and minus this around their geometric mean: a condition number of 4e15."""
+MAX_LOG_EIGS = 18.0  # Bound of the logarithms around their mean: a condition number of 4e15
 MAX_CHANGE = 2.0  # Largest change of the logarithm of an eigenvalue in one turn
 SIGMA_RANGE = (1e-150, 1e150)  # Step sizes beyond this would overflow somewhere
 REPAIR_INTERVAL = 100  # Turns between two steps that remove what rounding has cost the basis of its orthogonality

@@ -42,7 +42,8 @@ class Quadrature:
         fit = (softplus(self._products(mean, covariance)) @ self.weights - self.targets * (self.inputs @ mean)).sum()
         square = mean @ mean + covariance.trace()
         log_prior = 0.5 * len(mean) * math.log(self.prior / (2 * math.pi)) - 0.5 * self.prior * square
-        return (log_prior - fit).item() + q.entropy()
+        entropy = 0.5 * (q.size * math.log(2 * math.pi * math.e) - q.logdet())
+        return (log_prior - fit).item() + entropy
 
     def gap(self, best: Gaussian, q: Gaussian) -> float:
         """Return by how much the bound of a Gaussian falls short of the best one's."""

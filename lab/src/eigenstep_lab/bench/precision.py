@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from eigenstep.core.maps import orthogonality_defect
 from eigenstep.optim import Spectral
 
 from ..console import track
 from ..figures.training import load_task
 from ..lines import save_lines
+from ..orthogonality import orthogonality_defect
 from ..problems.tasks import TASKS, train
 from ..results import Table, Verdict, verdict_table
 

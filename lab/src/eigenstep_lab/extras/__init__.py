@@ -5,12 +5,14 @@ from .descent import BarzilaiBorwein
 from .ensemble import ensemble_inversion
 from .histories import load_history, plot_history, save_history
 from .kalman import State, kalman_filter
+from .minibatches import Minibatches
 from .search_state import load_search, save_search
 from .spectra_log import SpectraLog
 
 __all__ = [
     "BarzilaiBorwein",
     "BatchResult",
+    "Minibatches",
     "SpectraLog",
     "State",
     "ensemble_inversion",
