@@ -53,7 +53,7 @@ $(VENV)/.has-torch: constraints.txt
 	@touch $@
 
 # The laboratory, which provides the command line, with everything that it compares with.
-$(VENV)/.has-lab: $(VENV)/.has-plots $(VENV)/.has-search lab/pyproject.toml
+$(VENV)/.has-lab: $(VENV)/.has-search lab/pyproject.toml
 	$(PIP) --editable "lab[peers]"
 	@touch $@
 
