@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from eigenstep.search import METHODS, SCHEDULES, Search, minimize
 from eigenstep.search.domain import to_numpy
-from eigenstep_lab.extras import load_search, save_search
 
 from .problems import Array, ellipsoid
 
@@ -193,7 +192,7 @@ def inject(search: Search, points: Any, fun: Hostile, rng: np.random.Generator) 
 
 
 def save_and_load(search: Search, points: Any, fun: Hostile, rng: np.random.Generator) -> Any:
-    load_search(search, save_search(search))
+    search.load_state_dict(search.state_dict())
     return points
 
 

@@ -11,7 +11,6 @@ import torch
 from eigenstep.search import REASONS, Search, minimize, run
 from eigenstep.search.runs import Restarts, Start
 from eigenstep_lab.baselines.paper_nes import PaperNES, usual_population
-from eigenstep_lab.extras import load_search, save_search
 
 from .problems import Array, ellipsoid, rastrigin, rosenbrock, sphere
 
@@ -112,7 +111,7 @@ def test_more_injected_points_than_fit_wait_for_the_next_generation() -> None:
 
 def save_state(search: Search) -> Search:
     other = Search(np.full(4, 0.5), 0.5, seed=99, restarts="bipop", noisy=search.noise is not None, bounds=(-2, 2))
-    load_search(other, save_search(search))
+    other.load_state_dict(search.state_dict())
     return other
 
 
@@ -143,7 +142,7 @@ def test_saved_searches_go_on_exactly(save, noisy: bool, asked: bool) -> None:  
 
 
 def test_states_of_other_searches_are_refused() -> None:
-    state = save_search(Search(np.zeros(3), 1.0))
+    state = Search(np.zeros(3), 1.0).state_dict()
     for other in (
         Search(np.zeros(4), 1.0),
         Search(np.zeros(3), 1.0, method=PaperNES),
@@ -151,10 +150,10 @@ def test_states_of_other_searches_are_refused() -> None:
         Search(np.zeros(3), 1.0, restarts="ipop"),
     ):
         with pytest.raises(ValueError, match="same arguments"):
-            load_search(other, state)
+            other.load_state_dict(state)
 
 
-STATE = save_search(Search(np.zeros(3), 1.0, seed=0, restarts="ipop"))
+STATE = Search(np.zeros(3), 1.0, seed=0, restarts="ipop").state_dict()
 
 
 @pytest.mark.parametrize("key", STATE)
@@ -165,11 +164,11 @@ def test_damaged_states_are_refused_and_change_nothing(key: str, damage: str) ->
     points = search.ask()
     search.tell(points, sphere(points))
     before = pickle.dumps(search)
-    state = {name: value for name, value in save_search(search).items() if name != key}
+    state = {name: value for name, value in search.state_dict().items() if name != key}
     if damage != "missing":
         state[key] = wrong[damage]
     with pytest.raises((ValueError, TypeError)):
-        load_search(search, state)
+        search.load_state_dict(state)
     search._seconds = pickle.loads(before)._seconds
     search._clock = None
     assert pickle.dumps(search) == before
@@ -178,9 +177,9 @@ def test_damaged_states_are_refused_and_change_nothing(key: str, damage: str) ->
 @pytest.mark.parametrize(("name", "value"), [("basis", np.eye(2)), ("sigma", np.array(np.nan)), ("path", np.zeros(4))])
 def test_damaged_distributions_are_refused(name: str, value: Array) -> None:
     search = Search(np.zeros(3), 1.0, seed=0)
-    state = save_search(search)
+    state = search.state_dict()
     with pytest.raises(ValueError, match=f"damaged: '{name}'"):
-        load_search(search, {**state, "distribution": {**state["distribution"], name: value}})
+        search.load_state_dict({**state, "distribution": {**state["distribution"], name: value}})
 
 
 def test_ipop_doubles_and_bipop_alternates() -> None:
@@ -289,11 +288,11 @@ def test_impossible_arguments(arguments: tuple, options: dict, error: type[Excep
 def test_bad_tells_change_nothing(points: Array, values: Array, text: str) -> None:
     search = Search(np.zeros(3), 1.0, seed=0, bounds=(-5, 5))
     search.ask()
-    before = pickle.dumps(save_search(search)["distribution"])
+    before = pickle.dumps(search.state_dict()["distribution"])
     with pytest.raises(ValueError, match=text):
         search.tell(points, values)
     assert search.evaluations == search.iterations == 0
-    assert pickle.dumps(save_search(search)["distribution"]) == before
+    assert pickle.dumps(search.state_dict()["distribution"]) == before
     with pytest.raises(ValueError, match="3 coordinates"):
         search.inject(np.zeros(2))
 

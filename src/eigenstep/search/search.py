@@ -1,12 +1,13 @@
 """The search itself: ask for points, tell their values, look whether to stop."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..core.numpy_twin import Array
+from . import saved
 from .domain import Domain, Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
 from .history import Asked, History
 from .runs import Progress, Schedule, Start, find_schedule, known_reason
@@ -325,6 +326,14 @@ class Search:
             raise ValueError("points must be finite")
         if self._domain.bounded and not self._domain.contains(rows):
             raise ValueError("points must be within the bounds")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that changes during a search, as plain arrays and numbers."""
+        return saved.save(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another search, started with the same arguments, was when its ``state_dict`` was taken."""
+        saved.load(self, state)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle with the time spent so far in place of the running clock."""

@@ -6,7 +6,6 @@ from .ensemble import ensemble_inversion
 from .histories import load_history, plot_history, save_history
 from .kalman import State, kalman_filter
 from .minibatches import Minibatches
-from .search_state import load_search, save_search
 from .spectra_log import SpectraLog
 
 __all__ = [
@@ -18,9 +17,7 @@ __all__ = [
     "ensemble_inversion",
     "kalman_filter",
     "load_history",
-    "load_search",
     "minimize_batch",
     "plot_history",
     "save_history",
-    "save_search",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 from eigenstep.search import History, Search
 
 from ..baselines.paper_nes import PaperNES
-from ..extras import load_history, load_search, save_history, save_search
+from ..extras import load_history, save_history
 from ..extras.histories import history_as_dict
 from .training import check
 
@@ -43,7 +43,7 @@ def search(chance: np.random.Generator) -> dict[str, int]:
     tells = 0
     while not undisturbed.stop() and tells < 40:
         fresh = Search(start, sigma, **options)
-        load_search(fresh, save_search(disturbed))
+        fresh.load_state_dict(disturbed.state_dict())
         disturbed = fresh
         points, same = np.asarray(undisturbed.ask()), np.asarray(disturbed.ask())
         check(np.array_equal(points, same), "a search that was restored asks for other points")

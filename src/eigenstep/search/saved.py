@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import asdict, fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eigenstep.search import Search, Start
-from eigenstep.search.domain import read_vector
-from eigenstep.search.history import Asked
-from eigenstep.search.runs import Progress, known_reason
-from eigenstep.search.sampling import Reevaluation
+from .domain import read_vector
+from .history import LIMIT, LISTS, Asked, History
+from .runs import Progress, Start, known_reason
+from .sampling import Reevaluation
 
-from .histories import history_as_dict, history_from_dict
+if TYPE_CHECKING:
+    from .search import Search
 
 COUNTS = ("evaluations", "iterations", "failures", "restarts", "best_fun", "_run_start")
 
 
-def save_search(search: Search) -> dict[str, Any]:
+def save(search: Search) -> dict[str, Any]:
     """Return everything that changes during a search."""
     asked, best_x, restarts = search._asked, search.best_x, search._restarts
     memory = _entries(restarts) if is_dataclass(restarts) else {}  # a plain function has none
@@ -31,7 +31,7 @@ def save_search(search: Search) -> dict[str, Any]:
         "restarts": None if restarts is None else memory,
         "progress": asdict(search._progress),
         "noise": None if search.noise is None else asdict(search.noise),
-        "history": history_as_dict(search.history),
+        "history": {name: copy(value) for name, value in vars(search.history).items()},
         "asked": None if asked is None else [asked.x, asked.z, asked.plan],
         "injected": list(search._injected),
         "counts": {name: getattr(search, name) for name in COUNTS},
@@ -41,7 +41,7 @@ def save_search(search: Search) -> dict[str, Any]:
     }
 
 
-def load_search(search: Search, state: Mapping[str, Any]) -> None:
+def load(search: Search, state: Mapping[str, Any]) -> None:
     """Give a search, started with the same arguments, the state that another one had; or leave it as it is."""
     try:
         attributes = _read(search, state)
@@ -76,7 +76,7 @@ def _read(search: Search, state: Mapping[str, Any]) -> dict[str, Any]:
         "_restarts": restarts,
         "_progress": Progress(**{**state["progress"], **lists}),
         "noise": None if state["noise"] is None else Reevaluation(**state["noise"]),
-        "history": history_from_dict(state["history"]),
+        "history": _read_history(state["history"]),
         "_asked": None if state["asked"] is None else Asked(*state["asked"]),
         "_injected": [read_vector(point, "injected") for point in state["injected"]],
         **{name: state["counts"][name] + 0 for name in COUNTS},
@@ -91,5 +91,13 @@ def _entries(thing: Any) -> dict[str, Any]:
     """Return the entries of a dataclass, without copying them."""
     if not is_dataclass(thing):
         got = type(thing).__name__
-        raise TypeError(f"save_search needs a method that makes dataclasses, got {got}: pickle the search instead")
+        raise TypeError(f"a state needs a method that makes dataclasses, got {got}: pickle the search instead")
     return {entry.name: getattr(thing, entry.name) for entry in fields(thing)}
+
+
+def _read_history(state: Mapping[str, Any]) -> History:
+    """Return a history of lists that are equally long and hold numbers."""
+    stride, seen, *lists = (np.array(state[name], dtype=float).tolist() for name in ("stride", "seen", *LISTS))
+    if stride < 1 or seen < 0 or {len(records) for records in lists} != {len(lists[0])} or len(lists[0]) >= LIMIT:
+        raise ValueError("the state is damaged: its history is not one of a search")
+    return History(**{name: list(state[name]) for name in LISTS}, stride=int(stride), seen=int(seen))
