@@ -12,8 +12,6 @@ from eigenstep.core.kronecker import Kronecker
 from eigenstep.core.matrices import SPD, Diagonal, Full, Identity
 
 from .cases import (
-    BATCHES,
-    STRUCTURES,
     at,
     dense_curvature,
     indices,
@@ -22,16 +20,6 @@ from .cases import (
     random_kronecker,
     random_symmetric,
 )
-
-
-@pytest.fixture(params=STRUCTURES)
-def structure(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=BATCHES, ids=str)
-def S(structure: str, request: pytest.FixtureRequest) -> SPD:
-    return STRUCTURES[structure](request.param)
 
 
 def variants(S: SPD) -> list[OuterProducts]:

@@ -143,11 +143,6 @@ def quadratic(A: Tensor, b: Tensor, w: Tensor) -> Tensor:
     return 0.5 * torch.einsum("k...i,...ij,k...j->k...", w, A, w) + torch.einsum("...i,k...i->k...", b, w) + 3
 
 
-@pytest.fixture(params=STRUCTURES)
-def structure(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(params=BATCHES[:2], ids=str)
 def S(structure: str, request: pytest.FixtureRequest) -> SPD:
     return STRUCTURES[structure](request.param)

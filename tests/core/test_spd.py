@@ -31,16 +31,6 @@ from .cases import (
 POWERS = [1.0, -1.0, 0.5, -0.5, -1 / 3, -0.25, 0.0, 2.0, 0.7]
 
 
-@pytest.fixture(params=STRUCTURES)
-def structure(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=BATCHES, ids=str)
-def S(structure: str, request: pytest.FixtureRequest) -> SPD:
-    return STRUCTURES[structure](request.param)
-
-
 @pytest.fixture
 def oracle(S: SPD) -> Tensor:
     return dense_oracle(S)

@@ -17,8 +17,6 @@ from eigenstep.core.step import update
 from eigenstep_lab.orthogonality import orthogonality_defect
 
 from .cases import (
-    BATCHES,
-    STRUCTURES,
     at,
     indices,
     parts,
@@ -27,16 +25,6 @@ from .cases import (
     random_spd,
     random_symmetric,
 )
-
-
-@pytest.fixture(params=STRUCTURES)
-def structure(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=BATCHES, ids=str)
-def S(structure: str, request: pytest.FixtureRequest) -> SPD:
-    return STRUCTURES[structure](request.param)
 
 
 class TestStructure:
