@@ -86,6 +86,9 @@ def test_the_paper_clips_where_others_graft():
         assert options[f"ours, p = {root}"]["grafting"] == "adam"
         assert options[f"ours, p = {root}, clipped"]["clip"] == 1.0
     assert options["paper, p = 2, all every 2"]["eigenvalues_wait"]
+    assert {options[f"paper, p = {root}"]["basis_lr"] for root in (1, 2, 4)} == {1.9}
+    assert low_precision.REFERENCES["paper"].options["basis_lr"] == 1.9
+    assert options["paper, p = 1, β̄ = 0.5"]["basis_lr"] == 0.5
     for settings in (low_precision.QUICK, low_precision.FULL):
         assert len(settings.lrs) >= 4
     assert low_precision.QUICK.tuning_steps == low_precision.QUICK.steps  # shorter ones choose rates that diverge later
