@@ -16,7 +16,7 @@ from .distributed.sharded_state import Pieces
 from .distributed.sharding import Sharding
 from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, fixed, initial_state, modernize, plan_of
 from .state import State
-from .storage import ADAM, home
+from .storage import ADAM, BASES, home, plain
 
 Groups = Sequence[Mapping[str, Any]]
 Name = Callable[[Tensor], str]
@@ -30,10 +30,13 @@ LOOSE = {True: 0.5, False: 2.0}
 """How far the squares of a basis' singular values may be from one, whether it is mended at times or never."""
 
 
-def to_save(saved: dict[str, Any], groups: Groups, sharding: Sharding | None) -> dict[str, Any]:
+def to_save(saved: dict[str, Any], groups: Groups, sharding: Sharding | None, bases: bool) -> dict[str, Any]:
     """Put names in place of functions, so that files need not hold code, and say which parts of the state are here."""
     for group in saved["param_groups"]:
         group.update({name: custom_name(group[name]) for name in CUSTOM if callable(group[name])})
+        group.update({} if bases else {"count": 0})  # new bases turn at every step for a while
+    if not bases:
+        saved["state"] = {index: plain(own) for index, own in saved["state"].items()}
     if sharding is not None:
         params = [param for group in groups for param in group["params"]]
         for index, own in saved["state"].items():
@@ -128,7 +131,12 @@ def read(
             seen.add(key)
             host.update([param] if options["offload"] else [])
             if own := saved_state.get(key):
-                expected = initial_state(options, param, plan_of(options, param), device="meta")
+                plan = plan_of(options, param)
+                expected = initial_state(options, param, plan, device="meta")
+                left = [entry for entry in expected if entry.startswith(BASES)]
+                if isinstance(own, dict) and left and not any(entry in own for entry in left):
+                    fresh = initial_state(options, param, plan)
+                    own = {**own, **{entry: fresh[entry] for entry in left}}
                 _check_state(own, expected, name(param), options["reorthonormalize"])
                 found[param] = own
     if strange := saved_state.keys() - seen:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from .kernel import rotate
 from .state import State
 
 BLOCK = 256
@@ -21,7 +22,9 @@ LEAST = 1024
 """What has fewer entries is not packed: it would gain nothing."""
 PACKED = {"momentum": 127, "second_moment": 255, "graft": 255}
 """What can be kept in 8 bits, and the code of the largest entry."""
-LARGE = (*PACKED, "basis", "residual")
+BASES = ("basis", "residual")
+"""What can be learned anew, by the first words of the names."""
+LARGE = (*PACKED, *BASES)
 """What can be kept on the host, by the first words of the names."""
 UNIT = "_unit"
 ADAM = ("step", *PACKED, *(name + UNIT for name in PACKED))
@@ -87,6 +90,39 @@ def close(state: State, changed: State, step: Tensor) -> None:
             state[name + UNIT].copy_(unit)
         elif value is not state[name]:
             state[name].copy_(value)
+
+
+WARM = 2.0
+"""As many steps averages count as having taken when bases start anew: what follows soon outweighs them."""
+
+
+def plain(state: State) -> State:
+    """Return a parameter's state without bases: what it is in the weights' own coordinates, as a copy.
+
+    Second moments of sums are sums of second moments, as far as entries in the eigenbasis are uncorrelated: so the
+    squares of the bases' entries take them back. As in every turn they stay above the square of the momentum.
+    """
+    found = {name: value.clone() for name, value in state.items() if not name.startswith(BASES)}
+    for end in {name.removeprefix("turns") for name in state if name.startswith("turns")}:
+        own = {name.removesuffix(end): value for name, value in state.items() if name.endswith(end)}
+        own = opened(own, own["scale"].device)
+        bases = {int(name[6:]): basis for name, basis in own.items() if name.startswith("basis")}
+        if not bases:
+            continue
+        squares = {axis: basis.to(own["scale"].dtype).square() for axis, basis in bases.items()}
+        new = {name: torch.zeros_like(value) for name, value in own.items() if name.startswith(("turns", "speed"))}
+        new |= {f"eigs_{axis}": (s @ own[f"eigs_{axis}"][..., None])[..., 0] for axis, s in squares.items()}
+        new |= {"step": own["step"].clamp_max(WARM)} | ({"gain": torch.ones_like(own["gain"])} if "gain" in own else {})
+        if "momentum" in own:
+            new["momentum"] = rotate(own["momentum"], bases, back=True)
+        if "second_moment" in own:
+            second = rotate(own["second_moment"], squares, back=True)
+            scale = torch.where(own["scale"] > 0, own["scale"], torch.inf).view(-1, *[1] * (second.ndim - 1))
+            least = (new["momentum"] / scale).square() if "momentum" in own else torch.zeros_like(second)
+            new["second_moment"] = torch.maximum(second, least)
+        target = {name.removesuffix(end): value for name, value in found.items() if name.endswith(end)}
+        close(target, new, own["step"])
+    return found
 
 
 def _blocks(x: Tensor) -> Tensor:
