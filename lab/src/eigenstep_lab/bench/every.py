@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> None:
     failed = []
     for name in bench.BENCHMARKS:
         if (
-            name not in ("all", "pages", "suite", "speedrun")  # the last two take hours
+            name not in ("all", "pages", "suite", "speedrun", "widths")  # the last three take hours
             and cli.main(["bench", name, "--json", str(args.directory / f"{name}.json")]) != 0
         ):
             failed.append(name)
