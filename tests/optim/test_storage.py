@@ -156,7 +156,7 @@ def test_what_cannot_be_is_refused() -> None:
     params = parameters()
     with pytest.raises(ValueError, match="basis_dtype must be None, float64, float32 or bfloat16"):
         Spectral(params, basis_dtype=torch.int8)
-    with pytest.raises(ValueError, match="offload=False, which do not depend on the host"):
+    with pytest.raises(ValueError, match="offload=False, which need no host"):
         Spectral(params, capturable=True, interval=1, nonfinite="ignore", offload=True)
     optimizer = Spectral(params, **EIGHT)
     go(params, optimizer, 0, 1)

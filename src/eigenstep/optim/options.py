@@ -115,9 +115,7 @@ def check_group(group: Mapping[str, Any]) -> None:
         )
     host = group["interval"] != 1 or group["nonfinite"] != "ignore" or group["offload"]
     if group["capturable"] and host:
-        raise ValueError(
-            'capturable=True needs interval=1, nonfinite="ignore" and offload=False, which do not depend on the host'
-        )
+        raise ValueError('capturable=True needs interval=1, nonfinite="ignore" and offload=False, which need no host')
 
 
 def _check_fused(group: Group) -> None:

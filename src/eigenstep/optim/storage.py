@@ -27,8 +27,7 @@ BASES = ("basis", "residual")
 LARGE = (*PACKED, *BASES)
 """What can be kept on the host, by the first words of the names."""
 UNIT = "_unit"
-ADAM = ("step", *PACKED, *(name + UNIT for name in PACKED))
-"""What there may be of a parameter without bases."""
+ADAM = ("step", *PACKED, *(name + UNIT for name in PACKED))  # what there may be of a parameter without bases
 CUT = 20
 """Bits of a float32 that are cut off; of the 23 that tell where between two powers of two it is, three remain."""
 ONE = 127 << (23 - CUT)
@@ -76,18 +75,11 @@ def opened(state: State, device: torch.device) -> State:
 
 
 def close(state: State, changed: State, step: Tensor) -> None:
-    """Take over what a step has changed.
-
-    Args:
-        state: as it is kept, changed in place.
-        changed: what ``opened`` returned.
-        step: how many steps each element of the stack has taken.
-    """
+    """Take over, into state as it is kept, what a step has changed, and how many there were of each element."""
     for name, value in changed.items():
         if name + UNIT in state:
-            codes, unit = _encode(value, step, PACKED[name])
-            state[name].copy_(codes)
-            state[name + UNIT].copy_(unit)
+            for kept, new in zip((state[name], state[name + UNIT]), _encode(value, step, PACKED[name]), strict=True):
+                kept.copy_(new)
         elif value is not state[name]:
             state[name].copy_(value)
 
@@ -111,17 +103,16 @@ def plain(state: State) -> State:
             continue
         squares = {axis: basis.to(own["scale"].dtype).square() for axis, basis in bases.items()}
         new = {name: torch.zeros_like(value) for name, value in own.items() if name.startswith(("turns", "speed"))}
+        new |= {"gain": torch.ones_like(own["gain"])} if "gain" in own else {}
         new |= {f"eigs_{axis}": (s @ own[f"eigs_{axis}"][..., None])[..., 0] for axis, s in squares.items()}
-        new |= {"step": own["step"].clamp_max(WARM)} | ({"gain": torch.ones_like(own["gain"])} if "gain" in own else {})
-        if "momentum" in own:
-            new["momentum"] = rotate(own["momentum"], bases, back=True)
-        if "second_moment" in own:
-            second = rotate(own["second_moment"], squares, back=True)
-            scale = torch.where(own["scale"] > 0, own["scale"], torch.inf).view(-1, *[1] * (second.ndim - 1))
-            least = (new["momentum"] / scale).square() if "momentum" in own else torch.zeros_like(second)
-            new["second_moment"] = torch.maximum(second, least)
-        target = {name.removesuffix(end): value for name, value in found.items() if name.endswith(end)}
-        close(target, new, own["step"])
+        new["step"] = own["step"].clamp_max(WARM)
+        large = (("momentum", bases), ("second_moment", squares))
+        new |= {name: rotate(own[name], turns, back=True) for name, turns in large if name in own}
+        if len(new.keys() & PACKED) == 2:
+            scale = torch.where(own["scale"] > 0, own["scale"], torch.inf)
+            least = new["momentum"] / scale.view(-1, *[1] * (new["momentum"].ndim - 1))
+            new["second_moment"] = torch.maximum(new["second_moment"], least.square_())
+        close({name.removesuffix(end): x for name, x in found.items() if name.endswith(end)}, new, own["step"])
     return found
 
 
@@ -139,10 +130,8 @@ def _encode(x: Tensor, step: Tensor, top: int) -> tuple[Tensor, Tensor]:
     ratio = blocks / unit.clamp_min(torch.finfo(unit.dtype).tiny)[..., None]
     place = torch.arange(BLOCK, dtype=torch.int64, device=x.device)
     phase = (step.long()[:, None, None] * GOLDEN + place * OTHER) & ((1 << CUT) - 1)
-    codes = ((ratio.abs().float().view(torch.int32) + phase.int()) >> CUT) + (top - ONE)
-    codes = codes.clamp_(0, top)
-    if top == 127:
-        codes = codes * ratio.sign().int()
+    codes = (((ratio.abs().float().view(torch.int32) + phase.int()) >> CUT) + (top - ONE)).clamp_(0, top)
+    codes = codes * ratio.sign().int() if top == 127 else codes
     return codes.flatten(1)[:, : x.shape[1:].numel()].view(x.shape), unit
 
 
@@ -150,6 +139,5 @@ def _decode(codes: Tensor, unit: Tensor, top: int) -> Tensor:
     """Undo ``_encode``, but for what was cut off."""
     blocks = _blocks(codes).int()
     size = ((blocks.abs() + (ONE - top)) << CUT).view(torch.float32)
-    if top == 127:
-        size = size * blocks.sign()
+    size = size * blocks.sign() if top == 127 else size
     return (size * unit[..., None]).flatten(1)[:, : codes.shape[1:].numel()].contiguous().view(codes.shape)
