@@ -12,18 +12,20 @@ Curve = tuple[Sequence[float], Sequence[float]]
 OURS = "#D55E00"
 OTHERS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#8C564B", "#7F7F7F", "#B8A000", "#4B0082", "#000000")
 """Our color, and those of everything that we compare with, none of which is near it."""
+DASHES = ("--", "-.", ":")
+"""By which variants of ours are told apart."""
 
 
 def look(name: str, number: int = 0) -> dict[str, Any]:
-    """Return how to draw the line of a method: ours thick and in one strong color, its variants dashed.
+    """Return how to draw the line of a method: ours thick and in one strong color, its variants broken.
 
     Args:
         name: of the method.
         number: its place among all, which decides the color if it is not ours.
     """
-    if name.lower().startswith(("spectral", "eigenstep")):
-        plain = name.lower() in ("spectral", "eigenstep")
-        return {"color": OURS, "linewidth": 2.5, "zorder": 3, "linestyle": "-" if plain else "--"}
+    if name.lower().startswith(("spectral", "eigenstep", "ours")):
+        plain = name.lower() in ("spectral", "eigenstep", "ours")
+        return {"color": OURS, "linewidth": 2.5, "zorder": 3, "linestyle": "-" if plain else DASHES[number % 3]}
     dash = "-" if number < len(OTHERS) else ":"
     return {"color": OTHERS[number % len(OTHERS)], "linewidth": 1.2, "linestyle": dash}
 

@@ -22,6 +22,7 @@ from eigenstep import Spectral
 
 from ..console import UserError, print_table, track
 from ..data.datasets import find
+from ..lines import look
 from ..plotting import figure, save
 from ..problems.tasks import Task, picture_task, text_task
 from ..results import Table
@@ -194,10 +195,10 @@ def draw(result: Mapping[str, Any], path: str) -> None:
     for column, (task, found) in enumerate(figures.items()):
         exact = torch.tensor(found[DRAWN[-1]]["curve"])
         steps = CURVE * (torch.arange(len(exact)) + 0.5)
-        for scheme in DRAWN:
+        for number, scheme in enumerate(DRAWN):
             curve = torch.tensor(found[scheme]["curve"])
-            axes[0, column].plot(steps, curve, label=scheme)
-            axes[1, column].plot(steps, curve - exact, label=scheme)
+            axes[0, column].plot(steps, curve, label=scheme, **look(scheme, number))
+            axes[1, column].plot(steps, curve - exact, label=scheme, **look(scheme, number))
         axes[0, column].set(title=task, xlabel="step", ylabel="predictive NLL")
         axes[1, column].set(xlabel="step", ylabel=f"minus that of {DRAWN[-1]}", ylim=(-0.8, 1.2))
         axes[0, column].legend(fontsize=7)

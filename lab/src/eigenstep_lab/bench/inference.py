@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..console import UserError
+from ..lines import look
 from ..plotting import figure, save
 from ..results import Table, Verdict, verdict_table
 from .inference_fits import BIASED, UNBIASED, linear, logistic, network
@@ -183,9 +184,9 @@ def draw(result: Mapping[str, Any], path: str) -> None:
     """Draw the gap of the ELBO over the gradients and values that were computed."""
     drawn, axes = figure(width=7.0)
     ax = axes[0, 0]
-    for name, found in result["logistic"]["runs"].items():
+    for number, (name, found) in enumerate(result["logistic"]["runs"].items()):
         xs, ys = zip(*found["curve"], strict=True)
-        ax.plot(xs, ys, label=name, linestyle="-" if name in UNBIASED else "--")
+        ax.plot(xs, ys, label=name, **{**look(name, number), "linestyle": "-" if name in UNBIASED else "--"})
     ax.axhline(BARS["elbo"], color="black", linewidth=0.8, linestyle=":")
     ax.set(xscale="log", yscale="log", xlabel="gradients and values computed", ylabel="nats below the best Gaussian")
     ax.set(title="Logistic regression, breast cancer")

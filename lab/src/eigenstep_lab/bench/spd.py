@@ -22,6 +22,7 @@ from eigenstep.manifold.retractions import RETRACTIONS
 
 from ..baselines import rgd
 from ..console import UserError, track
+from ..lines import look
 from ..plotting import figure, save
 from ..problems.spd import PROBLEMS, random_spd
 from . import spd_stochastic
@@ -273,18 +274,19 @@ def draw(result: Mapping[str, Any], path: str) -> None:
     columns = max(len(keys) // len(PROBLEMS), 2)
     drawn, axes = figure(columns=columns, rows=3, width=4.5, height=3.2)
     for ax, (problem, condition) in zip(axes[:2].flat, keys, strict=False):
-        for e in main:
-            if (e["problem"], e["condition"]) == (problem, condition) and e["trace"]:
+        mine = [e for e in main if (e["problem"], e["condition"]) == (problem, condition)]
+        for number, e in enumerate(mine):
+            if e["trace"]:
                 gradients, gaps = zip(*e["trace"], strict=True)
-                width = 2.5 if e["solver"] == OURS else 1.0
-                ax.loglog([1 + g for g in gradients], [max(g, 1e-12) for g in gaps], label=e["solver"], linewidth=width)
+                style = {"label": e["solver"], **look(e["solver"], number)}
+                ax.loglog([1 + g for g in gradients], [max(g, 1e-12) for g in gaps], **style)
         ax.axhline(result["gap"], color="gray", linestyle=":")
         ax.set(title=f"{problem}, condition {condition:g}", xlabel="gradients", ylabel="gap")
     if main:
         axes[0, 0].legend(fontsize=6)
     for ax, (problem, figures) in zip(axes[2], result.get("stochastic", {}).items(), strict=False):
-        for scheme, found in figures["schemes"].items():
-            ax.semilogy(found["curve"], label=scheme)
+        for number, (scheme, found) in enumerate(figures["schemes"].items()):
+            ax.semilogy(found["curve"], label=scheme, **look(scheme, number))
         ax.axhline(figures["target"], color="gray", linestyle=":")
         ax.set(title=f"{problem}, minibatches", xlabel="iteration", ylabel="gap, median")
         ax.legend(fontsize=6)
