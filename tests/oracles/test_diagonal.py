@@ -90,3 +90,106 @@ def test_parts_of_parameters(options: dict[str, Any]) -> None:
         fused.step(curvature={whole: vectors} if given else {})
         separate.step(curvature=dict(zip(parts, vectors.split(sizes, dim=1), strict=True)) if given else {})
     torch.testing.assert_close(whole, torch.cat(parts), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_numbers_whose_squares_do_not_fit(dtype: torch.dtype) -> None:
+    param = torch.zeros(4, dtype=dtype, requires_grad=True)
+    optimizer = Spectral([param], 0.1, weight_decay=0.0)
+    param.grad = torch.tensor([1.0, -1.0, 1e-3, -1e-3], dtype=dtype) * torch.finfo(dtype).max
+    optimizer.step()
+    torch.testing.assert_close(param.detach(), torch.tensor([-0.1, 0.1, -0.1, 0.1], dtype=dtype))
+
+
+def test_what_is_not_finite_counts_as_zero_if_it_is_ignored() -> None:
+    params = [torch.ones(5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    ignoring, plain = Spectral(params[:1], 0.1, nonfinite="ignore"), Spectral(params[1:], 0.1)
+    for at in range(5):
+        for param in params:
+            param.grad = torch.tensor(stream((5,), 5, 0)[at])
+        if at % 2 and params[0].grad is not None and params[1].grad is not None:
+            params[0].grad[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+            params[1].grad[:3] = 0.0
+        ignoring.step()
+        plain.step()
+    torch.testing.assert_close(params[0], params[1], rtol=1e-12, atol=0)
+
+
+ADAMW: list[dict[str, Any]] = [
+    {"capturable": True, "interval": 1, "nonfinite": "ignore"},
+    {"root": 4.0, "grafting": "adam"},
+    {"root": 4.0, "grafting": "rms"},
+    {"cautious_weight_decay": True, "weight_decay": 0.0},
+]
+
+
+@pytest.mark.parametrize("options", ADAMW, ids=str)
+def test_adamw(options: dict[str, Any]) -> None:
+    """Also where state has a row for a tensor on the device only, and for a parameter that is not contiguous."""
+    starts = [torch.tensor(stream(shape, 1, 5)[0]) for shape in ((6,), (3,), (8,))]
+    params = [starts[0].clone().requires_grad_(), starts[1].clone().requires_grad_()]
+    params.append(torch.stack([starts[2]] * 2, -1)[:, 0].requires_grad_())
+    twins = [start.clone().requires_grad_() for start in starts]
+    optimizer = Spectral(params, 0.1, **{"weight_decay": 0.1, **options})
+    adamw = torch.optim.AdamW(twins, 0.1, (0.9, 0.95), weight_decay=options.get("weight_decay", 0.1))
+    for at in range(6):
+        for number, (param, twin) in enumerate(zip(params, twins, strict=True)):
+            twin.grad = torch.tensor(stream(tuple(twin.shape), 6, number)[at])
+            param.grad = twin.grad.clone()
+        optimizer.step()
+        adamw.step()
+    for param, twin in zip(params, twins, strict=True):
+        torch.testing.assert_close(param, twin, rtol=1e-9, atol=1e-9)
+
+
+def test_embeddings_remember_longer() -> None:
+    param = torch.zeros(1024, 32, dtype=torch.float64, requires_grad=True)
+    twin = torch.zeros(1024, 32, dtype=torch.float64, requires_grad=True)
+    optimizer = Spectral([param], 0.1, (0.9, 0.9))
+    adamw = torch.optim.AdamW([twin], 0.1, (0.9, 1 - 0.1 / diagonal.RARE))
+    for at in range(3):
+        param.grad = torch.zeros_like(param)
+        param.grad[at::3] = torch.tensor(stream((32,), 3, 0)[at])
+        twin.grad = param.grad.clone()
+        optimizer.step()
+        adamw.step()
+    torch.testing.assert_close(param, twin, rtol=1e-12, atol=1e-12)
+
+
+def test_state_in_another_format() -> None:
+    """Averages are rounded when they are kept, and the step uses what is not yet rounded."""
+    param = torch.zeros(7, requires_grad=True)
+    optimizer = Spectral([param], 0.1, weight_decay=0.0, state_dtype=torch.bfloat16)
+    weight, first, second = torch.zeros(7), torch.zeros(7), torch.zeros(7)
+    for at in range(6):
+        gradient = torch.tensor(stream((7,), 6, 0)[at]).float()
+        param.grad = gradient.clone()
+        optimizer.step()
+        rates = [(1 - beta) / (1 - beta ** (at + 1)) for beta in (0.9, 0.95)]
+        first, second = first.lerp(gradient, rates[0]), second.lerp(gradient.square(), rates[1])
+        weight -= 0.1 * first / (second.sqrt() + 1e-8)
+        first, second = first.bfloat16().float(), second.bfloat16().float()
+    torch.testing.assert_close(param.detach(), weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"state_dtype": torch.int8}, {"offload": True}], ids=str)
+def test_state_that_is_kept_otherwise(options: dict[str, Any]) -> None:
+    """In 8 bits steps are close to AdamW's, and those of small vectors beside are exact; on the host all are exact."""
+    shapes = [(1500,), (9,), (1100,), (2, 3000)]
+    params = [torch.ones(shape, requires_grad=True) for shape in shapes]
+    twins = [torch.ones(shape, requires_grad=True) for shape in shapes]
+    optimizer = Spectral(params, 0.01, structure="diagonal", **options)
+    adamw = torch.optim.AdamW(twins, 0.01, (0.9, 0.95))
+    for at in range(12):
+        for number, (param, twin) in enumerate(zip(params, twins, strict=True)):
+            generator = torch.Generator().manual_seed(100 * at + number)
+            twin.grad = torch.randn(twin.shape, generator=generator) + 0.5
+            param.grad = twin.grad.clone()
+        optimizer.step()
+        adamw.step()
+    for param, twin in zip(params, twins, strict=True):
+        exact = param.numel() < 1000 or "offload" in options
+        apart = (param - twin).norm() / (twin - 1).norm()
+        assert apart < (1e-5 if exact else 0.03)
+        packed = optimizer.state[param]["second_moment"].dtype == torch.uint8
+        assert packed == (not exact)
