@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
-from eigenstep.optim.distributed.rounds import ShardedRound
+from eigenstep.optim.distributed.collectives import ShardedRound
 from eigenstep_lab.console import UserError
 from eigenstep_lab.cost import runs as cost_runs
 from eigenstep_lab.train import trainer

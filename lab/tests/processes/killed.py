@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed.checkpoint import FileSystemWriter
 
-from eigenstep.optim.distributed.rounds import ReplicatedRound, ShardedRound
+from eigenstep.optim.distributed.collectives import ReplicatedRound, ShardedRound
 from eigenstep_lab import cli, cpu
 
 PLACES = {

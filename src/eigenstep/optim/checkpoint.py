@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..core.checks import check_number
-from .distributed.sharded_state import Pieces
+from .distributed.sharded_state import ShardedState
 from .distributed.sharding import Sharding
 from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, fixed, initial_state, modernize, plan_of
 from .state import State
@@ -42,7 +42,7 @@ def to_save(saved: dict[str, Any], groups: Groups, sharding: Sharding | None, ba
         for index, own in saved["state"].items():
             if params[index] in sharding:
                 start, total, _ = sharding.units(params[index])
-                saved["state"][index] = {name: Pieces(value, start, total) for name, value in own.items()}
+                saved["state"][index] = {name: ShardedState(value, start, total) for name, value in own.items()}
     return saved
 
 
@@ -218,7 +218,7 @@ def _check_state(state: Any, expected: State, name: str, mended: bool) -> None:
             raise ValueError(
                 f"state_dict does not fit: {key} of {name} must have shape {tuple(tensor.shape)}, got {shape}"
             )
-        here = value.local if isinstance(value, Pieces) else value
+        here = value.local if isinstance(value, ShardedState) else value
         if problem := _problem(re.split("[_.]", key)[0], here, tensor.dtype, mended):
             raise ValueError(f"state_dict does not fit: {key} of {name} must {problem}")
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .distributed.collectives import local
 from .distributed.ownership import Candidate, describe
-from .distributed.rounds import local
 from .options import initial_state, interval_at, plan_of
 from .stacks import Layout, Plan, suffix
 from .state import State

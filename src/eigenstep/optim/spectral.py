@@ -17,8 +17,8 @@ from ..core.maps import Orthogonal
 from . import checkpoint, kernel, options, storage
 from .compiled import compiled
 from .diagonal import Diagonals
+from .distributed.collectives import local_gradient
 from .distributed.ownership import OFF, wanted
-from .distributed.rounds import local_gradient
 from .distributed.sharding import Sharding
 from .inspect import Sizes, Summary, metrics_of, name_of, noted, spectra_of, summary_of
 from .options import GO, RAISE, SKIP

@@ -93,25 +93,25 @@ class Member:
 def balance(tasks: Sequence[tuple[int, Sequence[float]]], loads: Any, ranks: int) -> tuple[list[list[int]], Any]:
     """Distribute tasks so that no rank has much more to do, of any kind, than the others.
 
-    The most expensive pieces come first, and each goes to the rank that it burdens least.
+    The most expensive slices come first, and each goes to the rank that it burdens least.
 
     Args:
-        tasks: number of pieces of each task, and what a piece costs of each kind (operations, memory, ...).
+        tasks: number of slices of each task, and what a slice costs of each kind (operations, memory, ...).
         loads: what each rank has to do already, ranks x kinds; 0 for nothing.
         ranks: how many ranks there are.
 
     Returns:
-        For each task, how many of its pieces each rank gets; and the new loads.
+        For each task, how many of its slices each rank gets; and the new loads.
     """
     counts = [[0] * ranks for _ in tasks]
     if not tasks:
         return counts, loads
-    pieces, costs = np.array([number for number, _ in tasks]), np.array([cost for _, cost in tasks], dtype=float)
+    slices, costs = np.array([number for number, _ in tasks]), np.array([cost for _, cost in tasks], dtype=float)
     loads = np.zeros((ranks, costs.shape[1])) + loads
-    totals = np.maximum(loads.sum(0) + pieces @ costs, 1e-300)
+    totals = np.maximum(loads.sum(0) + slices @ costs, 1e-300)
     shares = costs / totals
     for task in np.argsort(-shares.max(1), kind="stable"):
-        for _ in range(pieces[task]):
+        for _ in range(slices[task]):
             burden = loads / totals + shares[task]
             # Of ranks that are equally far in what they have most of, the one that has less of the rest.
             rank = int(np.argmin(burden.max(1) + 1e-3 * burden.sum(1)))

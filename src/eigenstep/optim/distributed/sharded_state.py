@@ -1,4 +1,4 @@
-"""What a checkpoint sees of state that is split over ranks: the whole tensor, of which each rank holds some pieces."""
+"""What a checkpoint sees of state that is split over ranks: the whole tensor, of which each rank holds a part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOVING = "torch.distributed.checkpoint moves state between ranks"
 SAVING = "save and load it with torch.distributed.checkpoint, which puts the parts of all ranks together"
 
 
-class Pieces(Tensor):
+class ShardedState(Tensor):
     """A tensor of which this rank holds the elements ``start`` to ``start + len(local)`` of the first axis, or none.
 
     ``torch.distributed.checkpoint`` asks it what to write and what to read, so that a checkpoint has every element once
@@ -23,7 +23,7 @@ class Pieces(Tensor):
     start: int  # index of the first of them
 
     @staticmethod
-    def __new__(cls, local: Tensor, start: int, total: int) -> Pieces:
+    def __new__(cls, local: Tensor, start: int, total: int) -> ShardedState:
         """Wrap this rank's elements, if any, given the length of the first axis of the whole."""
         size = (total, *local.shape[1:])
         whole = torch.Tensor._make_wrapper_subclass(cls, size, dtype=local.dtype, device=local.device)
@@ -43,7 +43,7 @@ class Pieces(Tensor):
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         """Say what is here."""
-        return f"Pieces({self.start} to {self.start + len(self.local)} of {tuple(self.shape)})"
+        return f"ShardedState({self.start} to {self.start + len(self.local)} of {tuple(self.shape)})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse to be pickled: ``torch.save`` on one rank would lose what the others hold."""
@@ -71,8 +71,8 @@ class Pieces(Tensor):
 
 
 def own_part(tensor: Tensor, start: int, count: int, total: int, name: str) -> Tensor:
-    """Return this rank's ``count`` of ``total`` pieces of a tensor of state, of which all or just these were loaded."""
-    if isinstance(tensor, Pieces):
+    """Return this rank's ``count`` of ``total`` elements of state, of which all or just these were loaded."""
+    if isinstance(tensor, ShardedState):
         if (tensor.start, len(tensor.local), len(tensor)) != (start, count, total):
             raise ValueError(f"state_dict does not fit: other ranks own {name} now; {MOVING}")
         return tensor.local

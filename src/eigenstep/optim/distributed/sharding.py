@@ -1,6 +1,6 @@
 """Spectral on many processes: which rank steps what, where gradients meet, and how the steps come back.
 
-Every rank is the owner of some matrices, or of some pieces of very large ones: it alone keeps their state and computes
+Every rank is the owner of some matrices, or of some slices of very large ones: it alone keeps their state and computes
 their steps. Owners are chosen greedily so that matrix products, memory and bytes to send are balanced.
 
 - Replicated parameters (DDP): all ranks have the same gradient. The owner changes its weights, and then every rank gets
@@ -26,8 +26,8 @@ from ..options import GO, initial_state
 from ..stacks import Plan
 from ..state import State
 from . import agreement
+from .collectives import Apply, Pending, ReplicatedRound, Round, ShardedRound, local
 from .ownership import Box, Candidate, Member, balance, check_alike, check_shards, group_of, parts_of
-from .rounds import Apply, Pending, ReplicatedRound, Round, ShardedRound, local
 from .sharded_state import own_part
 
 ROUND_BYTES = 64 * 2**20

@@ -1,4 +1,4 @@
-"""Rounds of a step of many ranks: gradients to their owners, and steps back, in few large collectives.
+"""Collectives of a step of many ranks: gradients go to their owners, and steps come back, in rounds of some megabytes.
 
 Team calls, of each round in this order: ``send_gradients`` sends them to where they are needed, without waiting;
 ``own_gradients`` returns, for each member of which this rank steps a part, the gradient of this part; ``send_steps``
