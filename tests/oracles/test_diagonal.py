@@ -10,8 +10,8 @@ from eigenstep.optim import diagonal
 
 from .comparison import assert_same, stream
 
-SHAPES = [(40,), (3,), (), (7, 5), (16,), (5,), (13,)]
-"""With chunks of 16 entries: one that is cut, some that share one, one that fills one."""
+SHAPES = [(40,), (3,), (), (7, 5), (16,), (5,), (13,), (20,)]
+"""With chunks of 16 entries: some that are cut into two or three, some that share one, one that fills one."""
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"weight_decay": 0.3},

@@ -63,13 +63,13 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "two blocks": ((8, 3), {"max_ratio": 1.5}),
     "blocks that do not divide": ((7, 3), {"max_ratio": 1.0}),
     "more blocks than needed": ((9, 4), {"max_ratio": 1.2}),
-    "pieces and blocks": ((12, 6), {"max_dim": 3}),
-    "wide pieces": ((4, 8), {"max_dim": 2}),
-    "pieces that do not divide": ((8, 7), {"max_dim": 4}),
+    "parts and blocks": ((12, 6), {"max_dim": 3}),
+    "wide parts": ((4, 8), {"max_dim": 2}),
+    "parts that do not divide": ((8, 7), {"max_dim": 4}),
     "no ratio": ((9, 2), {"max_ratio": None}),
-    "diagonal long side": ((7, 3), {}),
-    "both sides diagonal": ((7, 5), {"max_dim": 3}),
-    "square pieces": ((4, 4), {"max_dim": 2}),
+    "unequal blocks": ((7, 3), {}),
+    "both sides cut unevenly": ((7, 5), {"max_dim": 3}),
+    "square parts": ((4, 4), {"max_dim": 2}),
     "tensor as matrix": ((2, 3, 4), {}),
     "tensor, blocks": ((6, 2, 2), {"max_ratio": 1.0, "max_dim": 4}),
     "axes": ((2, 3, 4), {"structure": "axes"}),
@@ -100,7 +100,7 @@ def test_layout(name: str) -> None:
     assert_same(shape, eigenvalues="kronecker", damping=0.01, **options)
 
 
-@pytest.mark.parametrize("name", ["pieces and blocks", "wide pieces", "diagonal long side", "axes, four", "full"])
+@pytest.mark.parametrize("name", ["parts and blocks", "wide parts", "unequal blocks", "axes, four", "full"])
 def test_corrected_layout(name: str) -> None:
     shape, options = LAYOUTS[name]
     assert_same(shape, damping=0.01, **options)

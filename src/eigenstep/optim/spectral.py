@@ -109,9 +109,9 @@ class Spectral(Optimizer):
             params: parameters, named parameters, or dictionaries that describe parameter groups.
             lr: learning rate, the paper's beta-1. Always tune it.
             betas: decay of momentum (0: none; more for tiny batches) and of curvature, one minus the paper's beta-2.
-            weight_decay: decoupled weight decay, as in AdamW; a tensor can change while a CUDA graph is replayed.
-            eps: AdamW's, for what has no basis and steps as AdamW does; what has bases has ``damping``.
-            cautious_weight_decay: shrink only the weights that the step itself moves toward zero.
+            weight_decay: decoupled, as in AdamW. Tune it for long runs; a tensor can change while a CUDA graph runs.
+            eps: AdamW's, where there is no basis; bases have ``damping``. Raise it where small gradients are noise.
+            cautious_weight_decay: shrink only weights that the step moves toward zero. ``True`` if decay costs loss.
             root: the paper's ``p``: steps go along ``S^(-1/p)``. 1 for natural gradient, with given curvature.
             interval: turn the bases every so many steps, but at every step of the first 100; or a schedule such as
                 ``[(0, 1), (1000, 4)]``. 1 where the optimizer's time hardly counts, more where it counts most.
@@ -162,7 +162,7 @@ class Spectral(Optimizer):
                 bfloat16 to save still more; int8 for a byte each, and bfloat16 bases (what is tiny stays float32).
             offload: keep all large state on the host, and fetch it stack by stack. ``True`` if the device has no room.
             stochastic_rounding: round bfloat16 weights up or down at random. ``True`` when training such.
-            maximize: go up instead of down.
+            maximize: go up instead of down. ``True`` for rewards.
             foreach: step same-shaped parameters in one batched call, the default. ``False`` to save memory.
             fused: for trainers that ask for it: ``True`` means batched calls, whatever ``foreach`` says.
             amsgrad: for torch's signature, can only be ``False``.

@@ -78,7 +78,6 @@ def minimize(
     Returns:
         The best point and how it was found. After Ctrl-C the best point so far, with the reason "interrupted".
     """
-    check_function(fun, "fun")
     search = Search(x0, sigma0, **options)
     return run(search, fun, batched=batched, executor=executor, timeout=timeout, callback=callback, progress=progress)
 
