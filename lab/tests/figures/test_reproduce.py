@@ -63,7 +63,7 @@ LIMITS = {
         "It is faster than SOAP, because it decomposes no matrix.": "≤ 0.9",
     },
 }
-"""The limits of every claim, fixed before anything was measured: a verdict must never hold because they were changed."""
+"""The limits of every claim, fixed before anything was measured: no verdict may hold by changing them."""
 
 
 @pytest.fixture(autouse=True)
