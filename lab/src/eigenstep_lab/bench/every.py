@@ -1,4 +1,4 @@
-"""Run every benchmark but the longest two with its defaults, one after the other, and keep the figures of each."""
+"""Run every benchmark but the longest with its defaults, one after the other, and keep the figures of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> None:
     failed = []
     for name in bench.BENCHMARKS:
         if (
-            name not in ("all", "pages", "suite", "speedrun", "widths")  # the last three take hours
+            name not in ("all", "pages", "suite", "speedrun", "modes", "widths")  # the last four take hours
             and cli.main(["bench", name, "--json", str(args.directory / f"{name}.json")]) != 0
         ):
             failed.append(name)

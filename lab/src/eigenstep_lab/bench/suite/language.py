@@ -45,10 +45,10 @@ def gpt_characters(seed: int) -> Problem:
     return prediction(begin_as_torch(model), text.train, text.test, batch=32, length=64)
 
 
-def gpt_tokens(seed: int) -> Problem:
-    """A GPT of width 128 with GPT-2's initialization; small batches of byte pairs."""
+def gpt_tokens(seed: int, width: int = 128) -> Problem:
+    """A GPT with GPT-2's initialization; small batches of byte pairs."""
     train, test = sources.tokens(512)
-    return prediction(GPT(512, length=64, width=128, depth=2, seed=seed), train, test, batch=8, length=64)
+    return prediction(GPT(512, length=64, width=width, depth=2, seed=seed), train, test, batch=8, length=64)
 
 
 def lstm(seed: int) -> Problem:
