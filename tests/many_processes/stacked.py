@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from eigenstep import Spectral
 
@@ -20,13 +21,15 @@ from .ranks import on_ranks
 SPLIT = (34, 20, 40)
 """Rows of the matrices that are fused."""
 STEPS, SAVED = 20, 12
+AXES = ("first axis", "second axis", "last axis")
+"""Of tensors that are sharded along one."""
 PACKED = {"eight bits": {"state_dtype": torch.int8}, "host": {"offload": True}}
 
 
 def values(seed: int) -> dict[str, Tensor]:
     """Weights or gradients: three experts, and three projections in one matrix."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = {"experts": (3, 48, 32), "fused": (sum(SPLIT), 32), "table": (1200, 36)}
+    sizes = {"experts": (3, 47, 33), "fused": (sum(SPLIT), 32), "table": (1200, 36)}
     return {name: torch.randn(size, generator=generator, dtype=torch.float64) for name, size in sizes.items()}
 
 
@@ -83,14 +86,23 @@ def stepped(**options: Any) -> dict[str, Tensor]:
 
 
 def shared(kind: str) -> Stacked:
-    return fully_shard(Stacked()) if kind == "fsdp2" else Stacked()
+    """Three experts on two ranks: neither they nor other sides can be divided evenly."""
+    if kind == "fsdp2":
+        return fully_shard(Stacked())
+    model = Stacked()
+    if kind in AXES:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for name, param in list(model.named_parameters()):
+            axis = min(AXES.index(kind), param.ndim - 1)
+            setattr(model, name, nn.Parameter(distribute_tensor(param.detach(), mesh, [Shard(axis)])))
+    return model
 
 
 @on_ranks(2)
 def stacked(_: Path) -> Any:
     """Weights after some steps, sharded and replicated."""
     found = {}
-    for kind in ("fsdp2", "replicated"):
+    for kind in ("fsdp2", "replicated", *AXES):
         model = shared(kind)
         go(model, model.optimizer(), 0, STEPS)
         found[kind] = weights(model)

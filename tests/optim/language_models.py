@@ -13,6 +13,7 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "m
 OWN: dict[str, dict[str, int]] = {
     "GPT2": {},
     "Llama": {"intermediate_size": 32, "num_key_value_heads": 2},
+    "Phi3": {"intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
     "Mixtral": {"intermediate_size": 24, "num_key_value_heads": 1, "num_local_experts": 4},
 }
 
@@ -20,5 +21,5 @@ OWN: dict[str, dict[str, int]] = {
 def language_model(kind: str = "GPT2") -> Any:
     transformers = pytest.importorskip("transformers")
     transformers.set_seed(0)
-    config = getattr(transformers, f"{kind}Config")(vocab_size=32, **SIZES, **OWN[kind])
+    config = getattr(transformers, f"{kind}Config")(vocab_size=32, **{**SIZES, **OWN[kind]})
     return getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config)

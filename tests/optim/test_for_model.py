@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from eigenstep import Spectral
 
+from .language_models import language_model
+
 
 class Network(nn.Module):
     def __init__(self) -> None:
@@ -39,7 +41,7 @@ def test_groups() -> None:
     optimizer = Spectral.for_model(Network(), lr=1e-2, weight_decay=0.1, interval=3)
     found = groups_of(optimizer)
     assert found["embeddings"] == ["embedding.weight"]
-    assert found["fused 16 0"] == ["attention.in_proj_weight", "qkv.weight"]
+    assert found["fused 16+16+16 0"] == ["attention.in_proj_weight", "qkv.weight"]
     assert set(found["matrices"]) == {"experts", "attention.out_proj.weight"}
     assert "norm.weight" in found["vectors"]
     assert not any("frozen" in name for own in found.values() for name in own)
@@ -48,6 +50,69 @@ def test_groups() -> None:
         assert group["interval"] == 3
         assert group["lr"] == 1e-2
     assert "3 times" in str(optimizer.summary())
+
+
+def test_convolutions_are_no_experts() -> None:
+    """Also where shapes alone would say so."""
+    model = nn.Sequential(nn.Conv1d(40, 18, 20), nn.ConvTranspose1d(18, 20, 24), nn.Conv3d(2, 4, 3))
+    assert Spectral(model.parameters()).summary()[0].structure == "18 times (40 x 20)"
+    optimizer = Spectral.for_model(model)
+    assert groups_of(optimizer)["convolutions"] == ["0.weight", "1.weight", "2.weight"]
+    assert not any("times" in report.structure for report in optimizer.summary())
+
+
+def test_gains_of_norms_are_vectors() -> None:
+    optimizer = Spectral.for_model(nn.LayerNorm((6, 4)), weight_decay=0.1)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0]
+
+
+class TestPatterns:
+    def test_options_by_name(self) -> None:
+        patterns = {"*.weight": {"interval": 5}, "qkv.*": {"num_heads": 2, "lr": 0.5}, "experts": {"lr": 0.25}}
+        optimizer = Spectral.for_model(Network(), lr=1e-2, patterns=patterns)
+        found = {name: group for group in optimizer.param_groups for name in group["param_names"]}
+        rates = {"experts": 0.25, "qkv.weight": 0.5, "qkv.bias": 0.5, "norm.weight": 1e-2}
+        assert {name: found[name]["lr"] for name in rates} == rates
+        assert (found["qkv.weight"]["interval"], found["qkv.weight"]["split_sizes"]) == (5, (16, 16, 16))
+        assert found["experts"]["interval"] == 2
+        shapes = {report.name: report.structure for report in optimizer.summary()}
+        assert shapes["qkv.weight"] == "6 times (16 x 8)"
+        assert shapes["attention.in_proj_weight"] == "3 times (16 x 16)"
+
+    def test_mistakes(self) -> None:
+        with pytest.raises(ValueError, match=r"no parameter that is trained has a name like 'head\.\*'"):
+            Spectral.for_model(Network(), patterns={"head.*": {"lr": 0.1}})  # tied: the embedding's is the first name
+        with pytest.raises(ValueError, match="unknown option 'num_head'"):
+            Spectral.for_model(Network(), patterns={"qkv.*": {"num_head": 2}})
+
+
+class TestModelsOfOthers:
+    def test_gpt2_fuses_columns(self) -> None:
+        optimizer = Spectral.for_model(language_model("GPT2"))
+        shapes = {report.name: report.structure for report in optimizer.summary()}
+        assert shapes["transformer.h.0.attn.c_attn.weight"] == "3 times (16 x 16)"
+        (group,) = (group for group in optimizer.param_groups if "split_dim" in group and group["split_dim"] == 1)
+        assert group["split_sizes"] == (16, 16, 16)
+
+    def test_queries_with_fewer_keys(self) -> None:
+        """Four heads of queries and two of keys and of values, of length 4: 16 + 8 + 8 rows."""
+        optimizer = Spectral.for_model(language_model("Phi3"))
+        shapes = {report.name: report.structure for report in optimizer.summary()}
+        assert shapes["model.layers.0.self_attn.qkv_proj.weight"] == "16 x 16 and 2 times (16 x 8)"
+
+    def test_experts(self) -> None:
+        shapes = [report.structure for report in Spectral.for_model(language_model("Mixtral")).summary()]
+        assert "4 times (24 x 16)" in shapes
+
+    def test_low_rank_adapters(self) -> None:
+        """Only they are trained; each is a matrix, whose long side is cut into blocks."""
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(
+            language_model("Llama"), peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"])
+        )
+        reports = Spectral.for_model(model).summary()
+        assert len(reports) == 4
+        assert all("lora_" in report.name and "blocks of 8 x 4" in report.structure for report in reports)
 
 
 def test_steps_as_separate_matrices_do() -> None:

@@ -34,7 +34,7 @@ def recipe(name: str) -> type[Spectral]:
 
 
 class SpectralFactory:
-    """Makes the optimizer of a whole model, whose parameters keep their names; vectors and scalars do not decay.
+    """Makes the optimizer of a whole model by ``for_model``.
 
     Trainers that take a factory in place of a class, as Hugging Face's does, make one without arguments and call it.
     """
@@ -48,17 +48,12 @@ class SpectralFactory:
             model: whose parameters to train; frozen ones are left out.
             args: arguments of the trainer, whose ``learning_rate`` counts unless ``lr`` is among the options.
             name: a key of ``RECIPES``.
-            weight_decay: of matrices and larger tensors.
-            **options: any other argument of ``Spectral``.
+            weight_decay: of all but vectors and scalars.
+            **options: any other argument of ``for_model``.
         """
         if args is not None:
             options.setdefault("lr", args.learning_rate)
-        trained = [item for item in model.named_parameters() if item[1].requires_grad]
-        matrices = [item for item in trained if item[1].ndim > 1]
-        others = [item for item in trained if item[1].ndim <= 1]
-        decays = ((matrices, weight_decay), (others, 0.0))
-        groups = [{"params": params, "weight_decay": decay} for params, decay in decays if params]
-        return recipe(name)(groups, **options)
+        return recipe(name).for_model(model, weight_decay=weight_decay, **options)
 
 
 def hugging_face(name: str = "spectral", **options: Any) -> tuple[type[SpectralFactory], dict[str, Any]]:

@@ -1,17 +1,20 @@
-"""``Spectral.for_model``: parameter groups that follow from what a model's modules are."""
+"""``Spectral.for_model``: parameter groups that follow from what a model's modules are, and from names."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from .diagonal import RARE
 from .spectral import Spectral
 
-FUSED = re.compile(r"(^|[._])(qkv|in_proj|c_attn|query_key_value|qkv_proj|wqkv)([._]|$)", re.IGNORECASE)
-"""Names of modules whose weights are queries, keys and values in one matrix."""
+FUSED = re.compile(r"(^|[._])(qkv|in_proj|c_attn|qkv_proj|wqkv)([._]|$)", re.IGNORECASE)
+"""Names of modules whose weights are queries, keys and values in one matrix, one below the other."""
 
 
 def for_model(
@@ -19,15 +22,16 @@ def for_model(
     model: nn.Module,
     lr: float | Tensor = 1e-3,
     betas: tuple[float, float] = (0.9, 0.95),
-    weight_decay: float = 0.01,
+    weight_decay: float | Tensor = 0.01,
+    *,
+    patterns: Mapping[str, Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> Spectral:
     """Set up the optimizer for a model, with groups by the kind of its modules; ``summary()`` tells what was chosen.
 
     Embeddings of many rows step as in AdamW with a long memory, fused projections (``nn.MultiheadAttention``, ``qkv``,
-    ``c_attn``, ...) as a matrix each for queries, keys and values, and vectors (biases, gains of norms) have no weight
-    decay. All else is as in the constructor: stacked experts and convolutions are recognized by their shapes, tied
-    weights are stepped once, frozen ones are left out.
+    ``c_attn``, ...) as a matrix each for queries, keys and values (``model.config`` may tell how many heads each has),
+    vectors do not decay, convolutions are no experts. Tied weights are stepped once, frozen ones are left out.
 
     Args:
         cls: ``Spectral`` or a recipe.
@@ -35,34 +39,47 @@ def for_model(
         lr: learning rate.
         betas: as in the constructor.
         weight_decay: as in the constructor.
+        patterns: options of parameters by patterns of their names, such as ``{"head.*": {"lr": 1e-2}, "*.gates":
+            {"num_heads": 4}}``; where several fit, all count, the last most.
         **options: any other argument of the constructor.
     """
     groups: dict[str, dict[str, Any]] = {}
-    seen: set[Tensor] = set()
-    for name, module in model.named_modules():
+    seen: dict[Tensor, str] = {}
+    for place, module in model.named_modules():
         for own, param in module.named_parameters(recurse=False):
             if param.requires_grad and param not in seen:
-                seen.add(param)
-                kind, special = _kind(f"{name}.{own}", module, param, betas)
+                name = seen[param] = f"{place}.{own}".lstrip(".")
+                kind, special = _kind(name, module, param, betas, getattr(model, "config", None))
+                for pattern, more in (patterns or {}).items():
+                    if fnmatchcase(name, pattern):
+                        kind, special = f"{kind}, {pattern}", {**special, **more}
                 group = groups.setdefault(kind, {"params": [], "name": kind, **special})
-                group["params"].append((f"{name}.{own}".lstrip("."), param))
+                group["params"].append((name, param))
     if not groups:
         raise ValueError("the model has no parameters that require gradients")
+    for pattern in patterns or {}:
+        if not any(fnmatchcase(name, pattern) for name in seen.values()):
+            raise ValueError(f"no parameter that is trained has a name like {pattern!r}; tied ones have their first")
     return cls(groups.values(), lr=lr, betas=betas, weight_decay=weight_decay, **options)
 
 
-def _kind(name: str, module: nn.Module, param: Tensor, betas: tuple[float, float]) -> tuple[str, dict[str, Any]]:
+def _kind(name: str, module: nn.Module, param: Tensor, betas: Any, config: Any) -> tuple[str, dict[str, Any]]:
     """Return what a parameter is, and the options of its group."""
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and param.shape[0] > 2 * param.shape[1]:
         return "embeddings", {"structure": "diagonal", "betas": (betas[0], 1 - (1 - betas[1]) / RARE)}
-    if param.ndim < 2:
+    if param.ndim < 2 or isinstance(module, nn.LayerNorm):
         return "vectors", {"weight_decay": 0.0}
+    if isinstance(module, _ConvNd):
+        return "convolutions", {"batch_dims": 0}
     if param.ndim == 2 and FUSED.search(name):
         # Conv1D of transformers multiplies from the right: there, columns are fused.
         axis = 1 if type(module).__name__ == "Conv1D" else 0
-        third, rest = divmod(param.shape[axis], 3)
-        if not rest and third > 1:
-            return f"fused {third} {axis}", {"split_sizes": (third,) * 3, "split_dim": axis}
+        heads = getattr(config, "num_attention_heads", None) or 1
+        shared = getattr(config, "num_key_value_heads", None) or heads
+        each, rest = divmod(param.shape[axis], heads + 2 * shared)
+        if not rest and each * shared > 1:
+            sizes = (each * heads, each * shared, each * shared)
+            return f"fused {'+'.join(map(str, sizes))} {axis}", {"split_sizes": sizes, "split_dim": axis}
     return "matrices", {}
 
 

@@ -258,11 +258,9 @@ class Spectral(Optimizer):
                 raise ValueError(
                     f"{', '.join(options.LAYOUT)} cannot change after the first step: make a new optimizer"
                 )
-            params = []
-            for param in group["params"]:
-                if param.grad is not None and param.numel():
-                    options.check_gradient(param)
-                    params.append(param)
+            params = [param for param in group["params"] if param.grad is not None and param.numel()]
+            for param in params:
+                options.check_gradient(param)
             work.append((group, params))
         samples = vectors_of(curvature, self.param_groups) if curvature else {}
         if self._sharding is None:

@@ -113,11 +113,8 @@ class Plan:
         """Undo ``split``, given the stacks of all rectangles."""
         whole = stacks[0].new_empty(self.units, *self.matrix) if len(stacks) > 1 else stacks[0]
         for layout, stack in zip(self.layouts, stacks, strict=True):
-            height, width = layout.rows[1] - layout.rows[0], layout.cols[1] - layout.cols[0]
-            if layout.transposed:
-                part = stack.reshape(-1, width, height).transpose(1, 2)
-            else:
-                part = stack.reshape(-1, height, width)
+            sides = layout.rows[1] - layout.rows[0], layout.cols[1] - layout.cols[0]
+            part = stack.reshape(-1, *sides[::-1]).mT if layout.transposed else stack.reshape(-1, *sides)
             if len(stacks) == 1:
                 whole = part
             else:
@@ -135,8 +132,6 @@ class Plan:
 
 MOST = 2**22
 """So many weights are stepped at a time: what is computed on the way takes ten times their memory."""
-Create = Callable[[Tensor, Plan], State]
-"""Makes the state of a parameter that has none yet."""
 
 
 class Member(NamedTuple):
@@ -189,9 +184,7 @@ class Stack:
 
     def gather(self, tensors: Sequence[Tensor]) -> Tensor:
         """Stack one tensor per member, each of its parameter's shape (plus any trailing axis)."""
-        parts = []
-        for member, tensor in zip(self.members, tensors, strict=True):
-            parts.append(member.plan.split(tensor, member.part))
+        parts = [member.plan.split(x, member.part) for member, x in zip(self.members, tensors, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def marked(self, params: Mapping[Tensor, object]) -> list[bool]:
@@ -202,9 +195,7 @@ class Stack:
 def own_state(state: Mapping[str, Tensor], member: Member) -> State:
     """Return the state of one rectangle, of all that a parameter has."""
     end = member.suffix
-    return (
-        {name.removesuffix(end): value for name, value in state.items() if name.endswith(end)} if end else dict(state)
-    )
+    return {name.removesuffix(end): value for name, value in state.items() if name.endswith(end)}
 
 
 def complete(
@@ -244,7 +235,7 @@ class Stacks:
         params: list[Tensor],
         states: dict[Tensor, State],
         plan_of: Callable[[Tensor], Plan],
-        create: Create,
+        create: Callable[[Tensor, Plan], State],
         together: bool = True,
     ) -> list[Stack | Diagonals]:
         """Return stacks of exactly these parameters.
@@ -310,9 +301,8 @@ def move(group: Mapping[str, Any], params: list[Tensor], directions: list[Tensor
 
     The random numbers of stochastic rounding have a seed, or come from torch's global generator.
     """
-    lr, weight_decay = group["lr"], group["weight_decay"]
-    lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
-    weight_decay = weight_decay.reshape(()) if isinstance(weight_decay, Tensor) else weight_decay
+    given = group["lr"], group["weight_decay"]
+    lr, weight_decay = (x.reshape(()) if isinstance(x, Tensor) else x for x in given)
     torch._foreach_mul_(directions, lr if group["maximize"] else -lr)
     shrink = lr * weight_decay
     if group["stochastic_rounding"] and params[0].dtype == torch.bfloat16:

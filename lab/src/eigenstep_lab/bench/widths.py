@@ -1,16 +1,17 @@
 """Measure whether learning rates that suit a narrow GPT suit a wide one.
 
-The suite's GPT over byte pairs is trained at several widths and learning rates. What counts is the held-out loss at the
-rate that is best for the narrowest network, by the best at each width, for three rules: the same rate at all widths, or
-one that falls as the root of the width or as the width itself. Runs are kept in a file: an interrupted study goes on
-where it stopped, and a finished one is only read.
+The suite's GPT over byte pairs is trained at several widths. At each, the best learning rate is searched on a grid of
+powers of two times 0.001, from the best of the width before, until both its neighbors are worse. What counts is the
+held-out loss at the rate that a rule makes of the narrowest network's, by the best that was seen: the rule says that
+rates stay as they are, or fall as the root of the width, or as the width. Runs are kept in a file: an interrupted study
+goes on where it stopped, and a finished one is only read.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,26 +21,26 @@ import torch
 
 from eigenstep import Spectral
 
-from ..console import MOST_THREADS, between, track
+from ..console import MOST_THREADS, between
 from ..results import Table, Verdict, verdict_table
 from ..store import Cells, code_version
 from .suite.catalog import TASKS
 from .suite.language import gpt_tokens
-from .suite.task import run_one
+from .suite.task import Task, run_one
 
 RULES = {"same": 0.0, "root": 0.5, "width": 1.0}
 """By which power of the width rates fall."""
 LIMIT = 1.05
 """How much larger than the best the loss may be."""
+FIRST = 8e-3
+"""Where the search begins at the narrowest width."""
 Losses = Mapping[int, Mapping[float, float]]  # by width and rate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add widths, rates and lengths."""
+    """Add widths, rules and lengths."""
     parser.add_argument("--widths", nargs="+", type=int, default=[64, 128, 256, 512], help="widths, narrowest first")
-    parser.add_argument(
-        "--rates", nargs="+", type=float, default=[1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2], help="learning rates"
-    )
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES), help="how rates follow widths")
     parser.add_argument("--steps", type=int, default=TASKS["gpt_tokens"].steps, help="steps (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=1, help="seeds to average over (default: %(default)s)")
     parser.add_argument(
@@ -51,28 +52,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Train all, and say what the narrowest network's rate costs the others."""
+    """Search the best rates, and say what the narrowest network's costs the others."""
     torch.set_num_threads(args.threads)
     cells = Cells(args.results)
-    loss = partial(mean_loss, cells, args.steps, args.seeds)
-    pairs = [(width, rate) for width in args.widths for rate in args.rates]
-    losses: dict[int, dict[float, float]] = {width: {} for width in args.widths}
-    for width, rate in track(pairs, "Widths"):
-        losses[width][rate] = loss(width, rate)
+    losses: dict[int, dict[float, float]] = {}
+    best = FIRST
+    for width in args.widths:
+        losses[width] = search(partial(mean_loss, cells, args.steps, args.seeds, width), best)
+        best = best_rate(losses[width])
     narrow = best_rate(losses[args.widths[0]])
-    told = {
-        rule: {width: loss(width, narrow * (args.widths[0] / width) ** power) for width in args.widths}
-        for rule, power in RULES.items()
-    }
-    found = verdicts(losses, told)
-    shown = [loss_table(losses, args.rates, args.steps), rule_table(told), verdict_table("What holds", found)]
+    for width in args.widths[1:]:
+        for rule in args.rules:
+            rate = ruled(narrow, args.widths[0], width, rule)
+            if rate not in losses[width]:
+                losses[width][rate] = mean_loss(cells, args.steps, args.seeds, width, rate)
+    found = verdicts(losses, narrow, args.rules)
+    tables = [loss_table(losses, args.steps), verdict_table("What holds", found)]
     return {
         "best": {str(width): best_rate(own) for width, own in losses.items()},
-        "losses": {str(width): {f"{rate:g}": x for rate, x in own.items()} for width, own in losses.items()},
-        "rules": {rule: {str(width): x for width, x in own.items()} for rule, own in told.items()},
+        "losses": {str(width): {f"{rate:g}": own[rate] for rate in sorted(own)} for width, own in losses.items()},
         "verdicts": [asdict(v) for v in found],
-        "tables": [asdict(t) for t in shown],
+        "tables": [asdict(t) for t in tables],
     }
+
+
+def search(loss: Callable[[float], float], start: float) -> dict[float, float]:
+    """Return losses by rates around the best one, whose neighbors are among them.
+
+    Args:
+        loss: the loss at a rate; infinite where a run fails.
+        start: the rate to begin with.
+    """
+    found = {start: loss(start)}
+    while True:
+        best = best_rate(found)
+        missing = [rate for rate in (best * 2, best / 2) if rate not in found]
+        if not missing or best < start / 2**12:
+            return found
+        found[missing[0]] = loss(missing[0])
 
 
 def best_rate(losses: Mapping[float, float]) -> float:
@@ -80,29 +97,29 @@ def best_rate(losses: Mapping[float, float]) -> float:
     return min(losses, key=losses.__getitem__)
 
 
-def verdicts(losses: Losses, told: Mapping[str, Mapping[int, float]]) -> list[Verdict]:
+def ruled(rate: float, narrow: int, width: int, rule: str) -> float:
+    """Return the rate that a rule gives at a width."""
+    return float(rate * (narrow / width) ** RULES[rule])
+
+
+def verdicts(losses: Losses, rate: float, rules: list[str]) -> list[Verdict]:
     """Compare what each rule gives at each width with the best that was seen there."""
     narrow, *others = losses
-    seen = {width: min(*losses[width].values(), *(own[width] for own in told.values())) for width in others}
     claim = f"the best rate of width {narrow} is good enough"
-    return [
-        Verdict(claim, f"rule: {rule}", f"loss at width {width}, by the best", own[width] / seen[width], LIMIT)
-        for rule, own in told.items()
-        for width in others
-    ]
+    found = []
+    for rule in rules:
+        for width in others:
+            own = losses[width]
+            ratio = own[ruled(rate, narrow, width, rule)] / min(own.values())
+            found.append(Verdict(claim, f"rule: {rule}", f"loss at width {width}, by the best", ratio, LIMIT))
+    return found
 
 
-def loss_table(losses: Losses, rates: Sequence[float], steps: int) -> Table:
+def loss_table(losses: Losses, steps: int) -> Table:
     """Show all losses."""
-    rows = [(f"{width}", *(f"{own[rate]:.3f}" for rate in rates)) for width, own in losses.items()]
-    return Table(f"Held-out loss after {steps} steps, by learning rate", ("width", *(f"{r:g}" for r in rates)), rows)
-
-
-def rule_table(told: Mapping[str, Mapping[int, float]]) -> Table:
-    """Show what the rules give."""
-    widths = list(next(iter(told.values())))
-    rows = [(rule, *(f"{own[width]:.3f}" for width in widths)) for rule, own in told.items()]
-    return Table("Held-out loss by rule", ("rule", *map(str, widths)), rows)
+    rates = sorted({rate for own in losses.values() for rate in own})
+    rows = [(f"{width}", *(f"{own[r]:.3f}" if r in own else "" for r in rates)) for width, own in losses.items()]
+    return Table(f"Held-out loss after {steps} steps, by learning rate", ("width", *(f"{r:.3g}" for r in rates)), rows)
 
 
 def mean_loss(cells: Cells, steps: int, seeds: int, width: int, rate: float) -> float:
@@ -111,11 +128,12 @@ def mean_loss(cells: Cells, steps: int, seeds: int, width: int, rate: float) -> 
     found = []
     for seed in range(seeds):
         cell = {"width": width, "rate": rate, "steps": steps, "seed": seed, "code": code_version()}
-        compute = partial(_loss, task, rate, steps, seed)
-        found.append(cells.get(cell, compute))
-    return math.inf if None in found else sum(found) / len(found)
+        found.append(cells.get(cell, partial(_loss, task, rate, steps, seed)))
+    mean = math.inf if None in found else sum(found) / len(found)
+    print(f"width {width}, rate {rate:g}: {mean:.4f}", flush=True)
+    return mean
 
 
-def _loss(task: Any, rate: float, steps: int, seed: int) -> float | None:
+def _loss(task: Task, rate: float, steps: int, seed: int) -> float | None:
     record = run_one(task, lambda model: Spectral(model.parameters(), lr=rate), seed=seed, steps=steps)
     return record.loss if math.isfinite(record.loss) else None  # JSON knows no infinity
