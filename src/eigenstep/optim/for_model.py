@@ -72,8 +72,7 @@ def _kind(name: str, module: nn.Module, param: Tensor, betas: Any, config: Any) 
     if isinstance(module, _ConvNd):
         return "convolutions", {"batch_dims": 0}
     if param.ndim == 2 and FUSED.search(name):
-        # Conv1D of transformers multiplies from the right: there, columns are fused.
-        axis = 1 if type(module).__name__ == "Conv1D" else 0
+        axis = int(type(module).__name__ == "Conv1D")  # that of transformers multiplies from the right
         heads = getattr(config, "num_attention_heads", None) or 1
         shared = getattr(config, "num_key_value_heads", None) or heads
         each, rest = divmod(param.shape[axis], heads + 2 * shared)

@@ -113,8 +113,7 @@ def check_group(group: Mapping[str, Any]) -> None:
             'damping must be greater than 0 for eigenvalues="kronecker" with relative_damping=False: without any, '
             "directions that have hardly seen a gradient get steps of any length"
         )
-    host = group["interval"] != 1 or group["nonfinite"] != "ignore" or group["offload"]
-    if group["capturable"] and host:
+    if group["capturable"] and (group["interval"] != 1 or group["nonfinite"] != "ignore" or group["offload"]):
         raise ValueError('capturable=True needs interval=1, nonfinite="ignore" and offload=False, which need no host')
 
 
@@ -155,10 +154,9 @@ def check_parameters(group: Mapping[str, Any], distributed: bool) -> None:
 
 def _check_names(group: Mapping[str, Any]) -> None:
     """Raise if there is an option that does not exist."""
-    known = {*OPTIONS, *FOREIGN}
     for name in group:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1, 0.7)
+        if name not in OPTIONS and name not in FOREIGN:
+            near = difflib.get_close_matches(str(name), OPTIONS, 1, 0.7)
             hint = f"did you mean {near[0]}?" if near else "Spectral has no such option for parameter groups"
             raise ValueError(f"unknown option {name!r} in a parameter group: {hint}")
 

@@ -258,9 +258,11 @@ class Spectral(Optimizer):
                 raise ValueError(
                     f"{', '.join(options.LAYOUT)} cannot change after the first step: make a new optimizer"
                 )
-            params = [param for param in group["params"] if param.grad is not None and param.numel()]
-            for param in params:
-                options.check_gradient(param)
+            params = []
+            for param in group["params"]:
+                if param.grad is not None and param.numel():
+                    options.check_gradient(param)
+                    params.append(param)
             work.append((group, params))
         samples = vectors_of(curvature, self.param_groups) if curvature else {}
         if self._sharding is None:
@@ -344,7 +346,7 @@ class Spectral(Optimizer):
     def _init_group(self, group: dict[str, Any], skip_non_grad_params: bool = True) -> None:
         """Create the state of a group's parameters, as Megatron asks for before it loads a checkpoint."""
         for param in group["params"]:
-            if param.numel() and not self.state[param] and not (skip_non_grad_params and param.grad is None):
+            if param.numel() and not (skip_non_grad_params and param.grad is None) and not self.state[param]:
                 self.state[param].update(options.initial_state(group, param, options.plan_of(group, param)))
 
     def _name(self, param: Tensor) -> str:

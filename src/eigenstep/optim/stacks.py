@@ -184,7 +184,9 @@ class Stack:
 
     def gather(self, tensors: Sequence[Tensor]) -> Tensor:
         """Stack one tensor per member, each of its parameter's shape (plus any trailing axis)."""
-        parts = [member.plan.split(x, member.part) for member, x in zip(self.members, tensors, strict=True)]
+        parts = []
+        for member, tensor in zip(self.members, tensors, strict=True):
+            parts.append(member.plan.split(tensor, member.part))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def marked(self, params: Mapping[Tensor, object]) -> list[bool]:
@@ -301,8 +303,9 @@ def move(group: Mapping[str, Any], params: list[Tensor], directions: list[Tensor
 
     The random numbers of stochastic rounding have a seed, or come from torch's global generator.
     """
-    given = group["lr"], group["weight_decay"]
-    lr, weight_decay = (x.reshape(()) if isinstance(x, Tensor) else x for x in given)
+    lr, weight_decay = group["lr"], group["weight_decay"]
+    lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
+    weight_decay = weight_decay.reshape(()) if isinstance(weight_decay, Tensor) else weight_decay
     torch._foreach_mul_(directions, lr if group["maximize"] else -lr)
     shrink = lr * weight_decay
     if group["stochastic_rounding"] and params[0].dtype == torch.bfloat16:
