@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from eigenstep import Spectral
 from eigenstep.optim import diagonal
@@ -30,6 +31,21 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_chunks(options: dict[str, Any]) -> None:
     assert_same(SHAPES, steps=8, structure="diagonal", **options)
+
+
+def test_what_is_stepped_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of what is long, and together what fits into one; weights move as steps are computed."""
+    sizes: list[int] = []
+    learn = diagonal._learn
+
+    def noting(gradient: Tensor, *rest: Any) -> Any:
+        sizes.append(len(gradient))
+        return learn(gradient, *rest)
+
+    monkeypatch.setattr(diagonal, "_learn", noting)
+    monkeypatch.delattr(diagonal.Diagonals, "directions")
+    assert_same([(40,), (3,), (13,), (), (16,), (20,)], steps=1, weight_decay=0.1)
+    assert sizes == [16, 16, 8, 3 + 13, 1, 16, 16, 4]
 
 
 def test_some_have_taken_fewer_steps() -> None:
@@ -74,18 +90,21 @@ def test_flat_tensors_are_where_every_parameter_finds_its_own_state(lr: Any) -> 
         )
 
 
-@pytest.mark.parametrize("options", [{}, {"clip": 0.3, "grafting": None}], ids=str)
-def test_parts_of_parameters(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("width", "options"), [(5, {}), (5, {"clip": 0.3, "grafting": None}), (1100, {"state_dtype": torch.int8})], ids=str
+)
+def test_parts_of_parameters(width: int, options: dict[str, Any]) -> None:
     """Of fused projections, single rows have no basis beside matrices that have: they step as they would alone."""
-    whole, sizes = torch.tensor(stream((6, 5), 1, 5)[0], requires_grad=True), [1, 4, 1]
+    shape, sizes = (6, width), [1, 4, 1]
+    whole = torch.tensor(stream(shape, 1, 5)[0], requires_grad=True)
     parts = [part.clone().requires_grad_() for part in whole.detach().split(sizes)]
     fused = Spectral([whole], split_sizes=sizes, weight_decay=0.1, **options)
     separate = Spectral(parts, weight_decay=0.1, **options)
     for at in range(6):
-        whole.grad = torch.tensor(stream((6, 5), 6, 1)[at])
+        whole.grad = torch.tensor(stream(shape, 6, 1)[at])
         for part, gradient in zip(parts, whole.grad.split(sizes), strict=True):
             part.grad = gradient.clone()
-        vectors = torch.tensor(stream((2, 6, 5), 6, 2)[at])
+        vectors = torch.tensor(stream((2, *shape), 6, 2)[at])
         given = at % 2 == 1
         fused.step(curvature={whole: vectors} if given else {})
         separate.step(curvature=dict(zip(parts, vectors.split(sizes, dim=1), strict=True)) if given else {})
@@ -125,12 +144,13 @@ ADAMW: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", ADAMW, ids=str)
 def test_adamw(options: dict[str, Any]) -> None:
-    """Also where state has a row for a tensor on the device only, and for a parameter that is not contiguous."""
-    starts = [torch.tensor(stream(shape, 1, 5)[0]) for shape in ((6,), (3,), (8,))]
+    """Also where state has a row for a tensor on the device only, and for parameters that are not contiguous."""
+    starts = [torch.tensor(stream(shape, 1, 5)[0]) for shape in ((6,), (3,), (8,), (2, 3))]
     params = [starts[0].clone().requires_grad_(), starts[1].clone().requires_grad_()]
     params.append(torch.stack([starts[2]] * 2, -1)[:, 0].requires_grad_())
+    params.append(starts[3].mT.contiguous().mT.requires_grad_())
     twins = [start.clone().requires_grad_() for start in starts]
-    optimizer = Spectral(params, 0.1, **{"weight_decay": 0.1, **options})
+    optimizer = Spectral(params, 0.1, **{"weight_decay": 0.1, "structure": "diagonal", **options})
     adamw = torch.optim.AdamW(twins, 0.1, (0.9, 0.95), weight_decay=options.get("weight_decay", 0.1))
     for at in range(6):
         for number, (param, twin) in enumerate(zip(params, twins, strict=True)):
@@ -140,6 +160,40 @@ def test_adamw(options: dict[str, Any]) -> None:
         adamw.step()
     for param, twin in zip(params, twins, strict=True):
         torch.testing.assert_close(param, twin, rtol=1e-9, atol=1e-9)
+
+
+def test_cautious_weight_decay() -> None:
+    """Of the weights before the step, those shrink that it moves toward zero, or that are zero."""
+    param = torch.tensor(stream((9,), 1, 5)[0], requires_grad=True)
+    twin = param.detach().clone().requires_grad_()
+    optimizer = Spectral([param], 0.1, weight_decay=0.3, cautious_weight_decay=True)
+    adamw = torch.optim.AdamW([twin], 0.1, (0.9, 0.95), weight_decay=0.0)
+    for at in range(6):
+        twin.grad, before = torch.tensor(stream((9,), 6, 0)[at]), twin.detach().clone()
+        param.grad = twin.grad.clone()
+        optimizer.step()
+        adamw.step()
+        toward_zero = before * (twin.detach() - before) <= 0
+        with torch.no_grad():
+            twin -= 0.1 * 0.3 * before * toward_zero
+        assert 0 < toward_zero.sum() < 9
+        torch.testing.assert_close(param, twin, rtol=1e-12, atol=1e-12)
+
+
+def test_steps_are_counted_where_graphs_are_replayed() -> None:
+    """A replayed graph advances the count on the device alone: it is what decides the bias correction."""
+    param = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+    optimizer = Spectral([param], 1.0, weight_decay=0.0, capturable=True, interval=1, nonfinite="ignore")
+    gradients = torch.tensor(stream((5,), 2, 0))
+    param.grad = gradients[0].clone()
+    optimizer.step()
+    optimizer.state[param]["step"] += 9
+    param.grad, before = gradients[1].clone(), param.detach().clone()
+    optimizer.step()
+    first, second = ((1 - beta) / (1 - beta**11) for beta in (0.9, 0.95))
+    momentum = gradients[0].lerp(gradients[1], first)
+    root = gradients[0].square().lerp(gradients[1].square(), second).sqrt()
+    torch.testing.assert_close(before - param.detach(), momentum / (root + 1e-8), rtol=1e-12, atol=1e-12)
 
 
 def test_embeddings_remember_longer() -> None:
@@ -172,9 +226,11 @@ def test_state_in_another_format() -> None:
     torch.testing.assert_close(param.detach(), weight, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("chunk", [16, 2**18])
 @pytest.mark.parametrize("options", [{"state_dtype": torch.int8}, {"offload": True}], ids=str)
-def test_state_that_is_kept_otherwise(options: dict[str, Any]) -> None:
+def test_state_that_is_kept_otherwise(options: dict[str, Any], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In 8 bits steps are close to AdamW's, and those of small vectors beside are exact; on the host all are exact."""
+    monkeypatch.setattr(diagonal, "CHUNK", chunk)
     shapes = [(1500,), (9,), (1100,), (2, 3000)]
     params = [torch.ones(shape, requires_grad=True) for shape in shapes]
     twins = [torch.ones(shape, requires_grad=True) for shape in shapes]

@@ -45,6 +45,7 @@ class Diagonals:
         if not counts.keys() >= set(keys):
             known = torch.stack([states[member.param]["step" + member.suffix][0] for member in members]).tolist()
             counts.update(zip(keys, map(int, known), strict=True))
+        packed = storage.is_packed(states[members[0].param], members[0].suffix)  # all are, or none
         self._flats: list[_Flat] = []
         for count in sorted({counts[key] for key in keys}):
             some: list[Member] = []
@@ -52,12 +53,11 @@ class Diagonals:
             for key, member in zip(keys, members, strict=True):
                 if counts[key] == count:
                     size = states[member.param]["second_moment" + member.suffix].numel()
-                    packed = storage.is_packed(states[member.param], member.suffix)
-                    if some and (packed or size > room):
+                    if some and (packed or size > room):  # in 8 bits, units are those of one parameter
                         self._flats.append(_Flat(some, states, counts))
                         some, room = [], CHUNK
                     some.append(member)
-                    room = 0 if packed else room - size  # units are those of one parameter
+                    room -= size
             self._flats.append(_Flat(some, states, counts))
         self.members = [member for flat in self._flats for member in flat.members]
 
@@ -137,7 +137,7 @@ class _Flat:
             cut = [m.plan.split(x, m.part) for m, x in zip(members, given, strict=True)]
             vectors = _joined([x.reshape(-1, x.shape[-1]) for x in cut])
         away = self._packed or group["offload"]
-        step = CHUNK if len(params) == 1 and (away or gradient.device.type == "cpu") else sys.maxsize
+        step = CHUNK if away or gradient.device.type == "cpu" else sys.maxsize  # what several share is no longer
         entries = len(gradient) // len(state["step"]) if self._packed else 1  # of an element of the state
         for start in range(0, len(gradient) // entries, max(1, step // entries)):
             rows = slice(start, start + max(1, step // entries))
