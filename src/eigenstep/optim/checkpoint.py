@@ -95,11 +95,7 @@ def loading(
 
 
 def read(
-    state_dict: Mapping[str, Any],
-    groups: Groups,
-    defaults: Mapping[str, Any],
-    name: Name,
-    sharding: Sharding | None,
+    state_dict: Mapping[str, Any], groups: Groups, defaults: Mapping[str, Any], name: Name, sharding: Sharding | None
 ) -> tuple[list[dict[str, Any]], dict[Tensor, State]]:
     """Return parameter groups and the state of what is stepped here from a checkpoint, all of which must be right.
 

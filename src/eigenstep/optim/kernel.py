@@ -23,14 +23,7 @@ import torch
 from torch import Tensor
 
 from ..core.generators import ROTATIONS
-from ..core.maps import (
-    cayley,
-    exp,
-    quadratic,
-    reorthonormalize,
-    truncated_cayley,
-    truncated_exp,
-)
+from ..core.maps import cayley, exp, quadratic, reorthonormalize, truncated_cayley, truncated_exp
 from ..core.numerics import HALF, accumulation_dtype, largest, matmul
 from ..core.step import learn, normalize
 from .state import Rates, Rule, State
