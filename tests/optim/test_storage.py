@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from eigenstep import Spectral
 from eigenstep.optim import storage
 
 from .test_bounded import LR, compare, moves, named_streams
+from .test_contract import assert_same_state
 
 EIGHT = {"state_dtype": torch.int8}
 MATRICES = [(48, 32), (48, 32), (40, 100), (67, 71), (8, 4), (1100, 33), (2000,), (7,)]
@@ -253,3 +256,32 @@ class TestWithoutBases:
             loss(64).backward()
             optimizer.step()
         return loss(4096).item()
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "message"),
+    [
+        ("momentum", Tensor.short, "momentum of .* must be torch.int8, got torch.int16"),
+        ("momentum", Tensor.float, "momentum of .* must be torch.int8, got torch.float32"),
+        ("momentum", Tensor.to_sparse, "momentum of .* must have all its numbers"),
+        ("second_moment", lambda x: x.view(torch.int8), "second_moment of .* must be torch.uint8, got torch.int8"),
+        ("second_moment", Tensor.tolist, r"second_moment of .* must have shape \(1, 1, 40, 40\), got \(\)"),
+        ("momentum_unit", Tensor.neg, "momentum_unit of .* must not be negative"),
+        ("momentum_unit", lambda x: x * math.nan, "momentum_unit of .* must be finite"),
+        ("second_moment_unit", lambda x: x[:, :1], r"second_moment_unit of .* must have shape \(1, 7\), got \(1, 1\)"),
+    ],
+)
+@pytest.mark.parametrize("bases", [True, False], ids=["bases", "no bases"])
+@pytest.mark.parametrize("offload", [False, True], ids=["here", "on the host"])
+def test_damaged_codes_change_nothing(
+    name: str, spoil: Callable[[Tensor], Any], message: str, bases: bool, offload: bool
+) -> None:
+    w = nn.Parameter(torch.zeros(40, 40))
+    optimizer = Spectral([w], state_dtype=torch.int8, offload=offload)
+    w.grad = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
+    optimizer.step()
+    before, saved = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(optimizer.state_dict(bases=bases))
+    saved["state"][0][name] = spoil(saved["state"][0][name])
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(saved)
+    assert_same_state(optimizer.state_dict(), before)

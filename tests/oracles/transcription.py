@@ -163,7 +163,8 @@ class Tensor:
         G = self.rotate(gradient)
         if np.any(G):
             weight = rate(o["betas"][1], self.t, o["start"])
-            self.gain += weight * (max(1.0, np.abs(gradient).sum() / np.abs(G).sum()) - self.gain)
+            newest = max(1.0, np.abs(gradient).sum() / np.abs(G).sum())
+            self.gain = min(self.gain + weight * (min(newest, 1.75 * self.gain) - self.gain), 1.75 * newest)
         self.average(G)
         samples = [self.rotate(v) for v in vectors]
         if self.alpha is None and (turning or not o["eigenvalues_wait"]):  # the first one not zero sets the scale

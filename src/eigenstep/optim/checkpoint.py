@@ -16,16 +16,17 @@ from .distributed.sharded_state import ShardedState
 from .distributed.sharding import Sharding
 from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, fixed, initial_state, modernize, plan_of
 from .state import State
-from .storage import ADAM, BASES, home, plain
+from .storage import ADAM, BASES, UNIT, home, plain
 
 Groups = Sequence[Mapping[str, Any]]
 Name = Callable[[Tensor], str]
 
-POSITIVE = ("eigs",)
-NONNEGATIVE = ("step", "turns", "scale", "speed", "second", "graft")
+POSITIVE = ("eigs", "gain")
+NONNEGATIVE = ("step", "turns", "scale", "speed", "second", "graft", "unit")
 WHOLE = ("step", "turns")
-WIDE = ("step", "turns", "scale", "eigs")
-"""What the entries of a parameter's state must be, by the first word of their names; ``WIDE`` is float32 or float64."""
+WIDE = ("step", "turns", "scale", "speed", "eigs", "gain")
+"""What the entries of a parameter's state must be, by the first word of their names; ``WIDE`` has one number format."""
+FORMATS = (torch.float64, torch.float32, torch.bfloat16)
 LOOSE = {True: 0.5, False: 2.0}
 """How far the squares of a basis' singular values may be from one, whether it is mended at times or never."""
 
@@ -154,9 +155,8 @@ def read(
 
 def check_outline(state_dict: Any) -> tuple[list[dict[str, Any]], dict[Any, Any]]:
     """Return the two parts of a checkpoint, raise unless they look like these at all."""
-    groups, state = (
-        (state_dict.get(k) for k in ("param_groups", "state")) if isinstance(state_dict, Mapping) else (0, 0)
-    )
+    given = state_dict if isinstance(state_dict, Mapping) else {}
+    groups, state = given.get("param_groups"), given.get("state")
     if not isinstance(groups, list) or not isinstance(state, dict):
         raise ValueError("state_dict must be a dictionary with param_groups and state, as state_dict() returns it")
     for index, group in enumerate(groups):
@@ -207,28 +207,28 @@ def _check_state(state: Any, expected: State, name: str, mended: bool) -> None:
         raise ValueError(
             f"state_dict does not fit: state of {name} must have the entries {', '.join(sorted(expected))}, got {got}"
         )
+    wide: set[torch.dtype] = set()
     for key, tensor in expected.items():
-        value = state[key]
+        value, kind = state[key], "unit" if UNIT in key else re.split("[_.]", key)[0]
         shape = tuple(getattr(value, "shape", ()))
-        if shape != tuple(tensor.shape):
-            raise ValueError(
-                f"state_dict does not fit: {key} of {name} must have shape {tuple(tensor.shape)}, got {shape}"
-            )
+        problem = None if shape == tuple(tensor.shape) else f"have shape {tuple(tensor.shape)}, got {shape}"
         here = value.local if isinstance(value, ShardedState) else value
-        if problem := _problem(re.split("[_.]", key)[0], here, tensor.dtype, mended):
+        problem = problem or _problem(kind, here, tensor.dtype, mended)
+        wide |= {here.dtype} if kind in WIDE and not problem else set()
+        if problem or len(wide) > 1 or torch.bfloat16 in wide:
+            problem = problem or f"be float32 or float64, the same for {', '.join(WIDE)}, got {here.dtype}"
             raise ValueError(f"state_dict does not fit: {key} of {name} must {problem}")
 
 
 def _problem(kind: str, value: Any, dtype: torch.dtype, mended: bool) -> str | None:
     """Say what an entry of the state must be but is not."""
+    if isinstance(value, Tensor) and (value.layout != torch.strided or value.is_meta):
+        return f"have all its numbers, got {value.layout} on {value.device}"
     if not dtype.is_floating_point:  # codes
         return None if getattr(value, "dtype", None) == dtype else f"be {dtype}, got {getattr(value, 'dtype', value)}"
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return f"be a real floating-point tensor, got {getattr(value, 'dtype', type(value).__name__)}"
-    if kind in WIDE and value.dtype not in (torch.float32, torch.float64):
-        return f"be float32 or float64, got {value.dtype}"
-    if value.is_meta:
-        return None
+    if not isinstance(value, Tensor) or value.dtype not in FORMATS:
+        got = getattr(value, "dtype", type(value).__name__)
+        return f"be a real floating-point tensor, got {got}, not one of {', '.join(map(str, FORMATS))}"
     if not torch.isfinite(value).all():
         return "be finite, but has NaN or infinite entries"
     if kind in POSITIVE and not (value > 0).all():

@@ -37,6 +37,7 @@ FAINT = 1e-8
 """Gradients this much smaller than ``sqrt(alpha)`` count as if they were zero."""
 GAP = 0.1
 """Relative gap below which the paper's rotations count eigenvalues as equal; it leaves that open, and less is worse."""
+SUDDEN = 1.75  # Times as much is gained at most by a change of the gradients: else old momentum would be lengthened
 CAP = 0.5
 """Longest generator, as ``||N^2||_F^(1/2)``, for maps that are not exact: a Newton-Schulz step mends what they bend."""
 
@@ -124,13 +125,14 @@ def _measure_gain(plain: Tensor, rotated: Tensor, state: State, rate: Tensor) ->
     """Average how much faster steps of unit entries descend in the weights' own coordinates than in the eigenbasis.
 
     Steps of the same size, ``sign(G)`` here and there, lower the loss by the sum of the entries' magnitudes. In the
-    eigenbasis gradients are concentrated on few entries, so that their sum is smaller.
+    eigenbasis gradients are concentrated on few entries, so that their sum is smaller. What past gradients gained says
+    nothing of others: the average is at most 1.75 times that of the newest, and more gained of a sudden counts less.
     """
     gain = torch.linalg.vector_norm(plain.flatten(1), 1, dim=1)
     gain = gain / torch.linalg.vector_norm(rotated.flatten(1), 1, dim=1)
     # Of zero gradients, or sums beyond the number format, nothing is learned.
     gain = torch.where(gain.isfinite(), gain, state["gain"]).clamp_min(1.0)
-    state["gain"].lerp_(gain, rate)
+    state["gain"].lerp_(torch.minimum(gain, SUDDEN * state["gain"]), rate).clamp_(max=SUDDEN * gain)
 
 
 def _whiten(samples: Tensor, state: State, rule: Rule, rates: Rates) -> tuple[Tensor, Tensor]:

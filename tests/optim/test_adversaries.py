@@ -1,0 +1,136 @@
+"""Streams of gradients made to throw weights away, with the defaults: steps and moves stay within their bounds.
+
+What they have in common: something that was learned from one part of a stream is wrong for the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import AdamW
+
+from eigenstep import Spectral
+
+from .test_bounded import LR, Stream, moves, noise
+
+STEPS, HALF = 150, 75
+BETAS = (0.9, 0.95)
+
+
+def _pattern(row: Tensor, column: Tensor) -> Tensor:
+    return row[:, :1] @ column[:1]
+
+
+def _flip(t: int) -> int:
+    return (-1) ** t
+
+
+def _signs(fresh: Callable[[], Tensor]) -> dict[str, Stream]:
+    base, one, zero, ones = fresh(), _pattern(fresh(), fresh()), torch.zeros_like(fresh()), torch.ones_like(fresh())
+    then = [fresh() for _ in range(STEPS)]
+    return {
+        "alternating": [base * _flip(t) for t in range(STEPS)],
+        "alternating rank one, then noise": [one * _flip(t) if t < HALF else then[t] for t in range(STEPS)],
+        "alternating rank one, then alternating noise": [(one if t < HALF else base) * _flip(t) for t in range(STEPS)],
+        "alternating rank one, noise once, then zero": [
+            one * _flip(t) if t < HALF else base if t == HALF else zero for t in range(STEPS)
+        ],
+        "noise, alternating rank one, then zero": [
+            then[t] if t < 50 else one * _flip(t) if t < 100 else zero for t in range(STEPS)
+        ],
+        "alternating ones, then noise": [ones * _flip(t) if t < HALF else then[t] for t in range(STEPS)],
+        "ones, then noise": [ones if t < HALF else then[t] for t in range(STEPS)],
+        "checkerboard": [_checks(base) * _flip(t // 10) for t in range(STEPS)],
+        "faster and faster": [base * math.cos(t * t / 40) for t in range(STEPS)],
+        "random walk": list(torch.stack(then).cumsum(0)),
+    }
+
+
+def _checks(like: Tensor) -> Tensor:
+    return (-1.0) ** (torch.arange(like.shape[0])[:, None] + torch.arange(like.shape[1]))
+
+
+def _ranks(fresh: Callable[[], Tensor]) -> dict[str, Stream]:
+    one, least, zero = _pattern(fresh(), fresh()), min(fresh().shape), torch.zeros_like(fresh())
+    five = [_pattern(fresh(), fresh()) for _ in range(5)]
+
+    def low(rank: int) -> Tensor:
+        return fresh()[:, :rank] @ fresh()[:rank] / rank**0.5
+
+    def turning(t: int) -> Tensor:
+        angle = torch.tensor(0.3 * t)
+        return five[0] * angle.cos() + five[1] * angle.sin()
+
+    return {
+        "rank one, then zero": [one if t < 50 else zero for t in range(STEPS)],
+        "rank one, then faint noise": [one if t < 50 else 1e-4 * fresh() for t in range(STEPS)],
+        "rank one, once": [one if t == 0 else fresh() for t in range(STEPS)],
+        "rank one of random size, then noise": [one * fresh()[0, 0] if t < HALF else fresh() for t in range(STEPS)],
+        "rising rank": [low(1 + t * least // STEPS) for t in range(STEPS)],
+        "falling rank": [low(max(1, least - t * least // STEPS)) for t in range(STEPS)],
+        "ranks in turn": [low(1 + t % least) for t in range(STEPS)],
+        "rank one, in turn": [five[t % 5] for t in range(STEPS)],
+        "rank one, in turn, both signs": [five[t % 5] * _flip(t // 5) for t in range(STEPS)],
+        "a plane that turns": [turning(t) for t in range(STEPS)],
+        "silence, rank one, noise": [zero if t < 60 else one if t < 70 else fresh() for t in range(STEPS)],
+        "spikes of rank one": [1e6 * one if t % 30 == 29 else fresh() for t in range(STEPS)],
+        "signs of rank one": [_pattern(fresh(), fresh()).sign() for t in range(STEPS)],
+    }
+
+
+def _places(fresh: Callable[[], Tensor]) -> dict[str, Stream]:
+    base, (rows, columns) = fresh(), tuple(fresh().shape)
+    row, column = torch.arange(rows)[:, None], torch.arange(columns)
+    place = row * columns + column
+
+    def loud(t: int, size: float) -> Tensor:
+        return fresh() * torch.where(row == t % rows, size, 1.0)
+
+    return {
+        "blocks": [fresh() * (row * 4 // rows == t % 4) * (column * 4 // columns == t // 4 % 4) for t in range(STEPS)],
+        "a row 1e8 times as large, in turn": [loud(t, 1e8) for t in range(STEPS)],
+        "a row 1e-8 times as large, in turn": [loud(t, 1e-8) for t in range(STEPS)],
+        "a row from 1e8 to 1e-8": [loud(0, 1e8 if t < HALF else 1e-8) for t in range(STEPS)],
+        "one column": [fresh() * (column == 0) for t in range(STEPS)],
+        "one column, then another": [fresh() * (column == (t < HALF) * (columns - 1)) for t in range(STEPS)],
+        "one entry": [1.0 * (place == 0) for t in range(STEPS)],
+        "one entry, another each time": [fresh()[0, 0] * (place == 7 * t % (rows * columns)) for t in range(STEPS)],
+        "rows in another order each time": [base[fresh()[:, 0].argsort()] for t in range(STEPS)],
+        "rows that move on": [base.roll(t, 0) for t in range(STEPS)],
+        "diagonal, then the rest": [
+            (row == column).float() if t < HALF else (row != column) * fresh() for t in range(STEPS)
+        ],
+    }
+
+
+def _sizes(fresh: Callable[[], Tensor]) -> dict[str, Stream]:
+    base, zero = fresh(), torch.zeros_like(fresh())
+    return {
+        "silence, then noise": [zero if t < 100 else fresh() for t in range(STEPS)],
+        "long silence, then always the same": [zero if t < 300 else base for t in range(400)],
+        "long silence, then once": [base if t == 300 else zero for t in range(400)],
+        "growing by half": [fresh() * 1.5**t for t in range(100)],
+        "always the same, growing by half": [base * 1.5**t for t in range(100)],
+        "once in a while": [fresh() if t % 21 == 0 else zero for t in range(STEPS)],
+        "heavy tails": [fresh() / (fresh().abs() + 1e-3) for t in range(STEPS)],
+        "sizes with heavy tails": [fresh() / (fresh()[0, 0].abs() + 1e-4) for t in range(STEPS)],
+    }
+
+
+def streams(shape: tuple[int, int], seed: int = 0) -> dict[str, Stream]:
+    fresh = noise(shape, seed)
+    return {**_signs(fresh), **_ranks(fresh), **_places(fresh), **_sizes(fresh)}
+
+
+@pytest.mark.parametrize("shape", [(16, 8), (40, 56)], ids=str)
+@pytest.mark.parametrize("name", streams((2, 2)))
+def test_moves(name: str, shape: tuple[int, int]) -> None:
+    stream = streams(shape)[name]
+    ours = moves(lambda w: Spectral(w, LR, weight_decay=0.0), stream)
+    adamw = moves(lambda w: AdamW(w, LR, BETAS, weight_decay=0.0), stream)
+    assert ours.longest <= 1.5
+    assert ours.total <= 3 * adamw.total
