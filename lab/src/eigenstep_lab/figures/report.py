@@ -74,7 +74,9 @@ def draw(result: Result) -> Any:
         _hide_divergence(ax, panel)
     for ax in axes.flat[len(result.panels) :]:
         ax.set_visible(False)
-    drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)), fontsize=9)
+    # Lines are long enough to tell dashes apart, and long names get more room.
+    shape = {"ncols": 3 if max(map(len, handles)) > 24 else 4, "handlelength": 3.6, "fontsize": 9}
+    drawn.legend(handles.values(), handles.keys(), loc="outside lower center", **shape)
     return drawn
 
 
