@@ -84,6 +84,13 @@ def test_docstrings_have_no_roles_that_the_site_would_show_raw() -> None:
     assert found == []
 
 
+def test_examples_of_docstrings_are_shown_as_code() -> None:
+    """What is below "Example:" is prose to the site, and >>> would be three quotations."""
+    for folder in ("src", "lab/src"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert not re.search(r"^ +Example:\n +>>>", path.read_text(), re.MULTILINE), path
+
+
 def test_bring_your_model_has_ten_situations_each_with_code() -> None:
     sections = re.split(r"^## ", (ROOT / "docs" / "bring-your-model.md").read_text(), flags=re.MULTILINE)[1:]
     wanted = (

@@ -24,7 +24,7 @@ class SPDParameter(nn.Module):
     Weight decay has no effect. ``torch.optim.LBFGS`` cannot be used, because it expects parameters to stay where it
     puts them: see ``minimize_spd``.
 
-    Example:
+    Examples:
         >>> covariance = SPDParameter(torch.eye(3))
         >>> optimizer = torch.optim.SGD(covariance.parameters(), lr=0.5)
         >>> data = torch.randn(100, 3)

@@ -44,7 +44,7 @@ class Spectral(Optimizer):
     grow between turns while gradients vanish, and without bases have no bound, as in AdamW; nor have they for Kronecker
     eigenvalues, which ``clip`` is for.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from eigenstep import Spectral
         >>> model = torch.nn.Linear(8, 4)

@@ -92,7 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help="default: all")
     parser.add_argument("--modes", nargs="+", choices=MODES[1:], default=list(CLAIMED), help="beside float32")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each (default: %(default)s)")
-    parser.add_argument("--steps", type=int, help="steps of a run, if not the task's own")
+    parser.add_argument(
+        "--length", type=float, default=1.0, help="of a run, by that of the task (default: %(default)s)"
+    )
     parser.add_argument(
         "--results", type=Path, default=Path("runs/bench/modes.jsonl"), help="file of runs (default: %(default)s)"
     )
@@ -107,7 +109,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     units = [(seed, task, mode) for seed in range(args.seeds) for task in args.tasks for mode in modes]
     losses: dict[str, dict[str, list[float]]] = {task: {mode: [] for mode in modes} for task in args.tasks}
     for seed, task, mode in track(units, "Modes"):
-        steps = args.steps or TASKS[task].steps
+        steps = max(1, round(args.length * TASKS[task].steps))
         cell = {"task": task, "mode": mode, "rate": RATES[task], "seed": seed, "steps": steps, "code": code_version()}
         loss = cells.get(cell, partial(loss_of, task, mode, seed, steps))
         losses[task][mode].append(math.inf if loss is None else loss)

@@ -5,9 +5,9 @@
     text = load_text("shakespeare")              # or a text file
     inputs, targets = text.batch(64, 128, generator)
 
-`DATASETS` is the list of known names. A dataset is looked for in $EIGENSTEP_DATA/<name> (default
+`DATASETS` is the list of known names. A dataset is looked for in `$EIGENSTEP_DATA/<name>` (default
 ~/.cache/eigenstep/<name>) and where a system package puts it; `fetch` downloads it with the package manager that
-publishes it. Decoded pictures are kept in $EIGENSTEP_DATA/decoded.
+publishes it. Decoded pictures are kept in `$EIGENSTEP_DATA/decoded`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Dataset:
         kind: What `read` returns, Images or Text.
         read: Reads it from the folder that holds its files.
         files: Names or patterns of files that must be in that folder; none if it comes inside a Python package.
-        places: Folders to look in besides $EIGENSTEP_DATA/<name>.
+        places: Folders to look in besides `$EIGENSTEP_DATA/<name>`.
         download: A command that downloads one archive with the files and needs no special rights.
         sha256: Checksum of that archive.
         members: Pattern of the files' paths inside that archive.
@@ -78,7 +78,7 @@ def find(name: str) -> Path | None:
 
 
 def fetch(name: str) -> Path:
-    """Download a dataset into $EIGENSTEP_DATA/<name>, replacing what is there, and return that folder."""
+    """Download a dataset into `$EIGENSTEP_DATA/<name>`, replacing what is there, and return that folder."""
     dataset = DATASETS[name]
     folder = data_root() / name
     if dataset.download:

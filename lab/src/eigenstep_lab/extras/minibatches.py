@@ -16,7 +16,7 @@ from eigenstep.inference.gaussian import Parameters
 class Minibatches:
     """An unbiased, random stand-in for a model: every call draws other examples, and ``draw`` returns their model.
 
-    Example:
+    Examples:
         >>> batches = Minibatches(model, 100)
         >>> fit = fit_gaussian(batches, start, lr=lambda t: 2 / (t + 4), max_iter=20)
     """

@@ -31,7 +31,7 @@ class Snapshot(NamedTuple):
 class SpectraLog:
     """Spectra, condition numbers and rotation speeds of an optimizer's bases over training.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from eigenstep import Spectral
         >>> from eigenstep_lab.extras import SpectraLog
