@@ -86,7 +86,7 @@ def search(loss: Callable[[float], float], start: float) -> dict[float, float]:
     found = {start: loss(start)}
     while True:
         best = best_rate(found)
-        missing = [rate for rate in (best * 2, best / 2) if rate not in found]
+        missing = [rate for rate in (best / 2, best * 2) if rate not in found]  # wide networks want less
         if not missing or best < start / 2**12:
             return found
         found[missing[0]] = loss(missing[0])
