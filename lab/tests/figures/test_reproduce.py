@@ -272,9 +272,11 @@ def test_all_goes_on_when_one_figure_cannot_be_made(tmp_path, monkeypatch, capsy
     assert table["title"].startswith("Full-matrix scheme (commit ")
     assert "out of luck" in (tmp_path / "report.html").read_text()
 
-    # What is there is not made again, unless one asks for it or it cannot be read.
+    # What is there is not made again, unless one asks for it or it cannot be read; pictures are drawn anew.
+    (tmp_path / "full_matrix.png").write_bytes(b"as it was drawn once")
     assert cli.main(command) == 2
     assert made == ["full_matrix", "spd", "spd"]
+    assert (tmp_path / "full_matrix.png").read_bytes().startswith(b"\x89PNG")
     assert "made before, at commit" in capsys.readouterr().out
     assert cli.main([*command, "--again"]) == 2
     (tmp_path / "full_matrix.json").write_text("{")

@@ -70,7 +70,8 @@ def draw(result: Result) -> Any:
         for name, curve in panel.curves.items():
             handles[name] = ax.plot(curve.x, curve.quantile(0.5), label=name, **styles[name])[0]
             low, high = curve.quantile(0.1), curve.quantile(0.9)
-            ax.fill_between(curve.x, low, high, color=styles[name]["color"], alpha=0.15, linewidth=0)
+            ax.fill_between(curve.x, low, high, color=styles[name]["color"], alpha=0.12, linewidth=0)
+        ax.locator_params(axis="x", nbins=6)
         _hide_divergence(ax, panel)
     for ax in axes.flat[len(result.panels) :]:
         ax.set_visible(False)
@@ -114,6 +115,11 @@ def write_figure(directory: Path, section: Section, origin: Mapping[str, Any]) -
     head = {"figure": section.name, "title": section.title, **origin, "command": section.command}
     body = {"seconds": section.seconds, "settings": dict(section.settings), **section.result.as_dict()}
     write_json(directory / f"{section.name}.json", {**head, **body})
+    write_pictures(directory, section)
+
+
+def write_pictures(directory: Path, section: Section) -> None:
+    """Write NAME.png and NAME.svg of a figure with a result."""
     for kind, content in section.pictures.items():
         with atomic_write(directory / f"{section.name}.{kind}") as file:
             file.write(content)

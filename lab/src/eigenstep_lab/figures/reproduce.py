@@ -31,7 +31,7 @@ from ..results import Result, verdict_table
 from ..store import code_version
 from ..train.building import choose_device
 from . import FIGURES
-from .report import Section, read_figure, write_figure, write_report
+from .report import Section, read_figure, write_figure, write_pictures, write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> None:
             section = next(made)
         else:
             print(f"{section.title}: made before, at commit {section.commit}; --again makes it anew")
+            write_pictures(args.directory, section)  # as they are drawn today, like those of the report
         sections.append(section)
         if isinstance(section.result, Result):
             table = verdict_table(section.title, section.result.verdicts)
