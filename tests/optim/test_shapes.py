@@ -158,6 +158,24 @@ class TestUnevenSides:
             odd, even = summary(50257, structure), summary(50304, structure)
             assert all(abs(a - b) <= 0.01 * b for a, b in zip(odd, even, strict=True))
 
+    @pytest.mark.parametrize("structure", ["auto", "kronecker"])
+    def test_padding_changes_nothing_that_matters(self, structure: str) -> None:
+        """A prime number of rows, and one row more that is never used: the share that padding 50,257 to 50,304 adds."""
+        losses = []
+        for rows in (1031, 1032):
+            generator = torch.Generator().manual_seed(0)
+            target = torch.randn(1031, 32, generator=generator) @ torch.randn(32, 32, generator=generator)
+            table = nn.Parameter(torch.zeros(rows, 32))
+            optimizer = Spectral([table], 0.1, weight_decay=0.0, structure=structure)
+            for _ in range(60):
+                seen = torch.randint(1031, (400,), generator=generator)
+                optimizer.zero_grad()
+                (table[seen] - target[seen]).square().mean().backward()
+                optimizer.step()
+            losses.append((table[:1031] - target).square().mean().item())
+        assert losses[0] == pytest.approx(losses[1], rel=0.01)
+        assert losses[0] < 0.8 * target.square().mean().item()
+
 
 class TestDiagonal:
     @pytest.mark.parametrize("shapes", [[(9,)], [(4, 5), (), (7,), (2, 3, 4)]], ids=str)
