@@ -15,7 +15,16 @@ from eigenstep_lab.baselines import eigen
 from eigenstep_lab.baselines.van_loan import dense_curvature
 from eigenstep_lab.bench import pages
 from eigenstep_lab.console import UserError
-from eigenstep_lab.figures import exact_vs_truncated, gradient_free, low_precision, matching, report, reproduce, spd
+from eigenstep_lab.figures import (
+    exact_vs_truncated,
+    gradient_free,
+    kronecker,
+    low_precision,
+    matching,
+    report,
+    reproduce,
+    spd,
+)
 from eigenstep_lab.figures.training import RoundedWeights
 from eigenstep_lab.problems.functions import FUNCTIONS
 from eigenstep_lab.problems.tasks import TASKS
@@ -269,7 +278,7 @@ def test_all_goes_on_when_one_figure_cannot_be_made(tmp_path, monkeypatch, capsy
     assert "could not be made, see above: spd" in capsys.readouterr().err
     assert {path.stem for path in tmp_path.glob("*.json")} == {"full_matrix", "report"}
     (table,) = pages.read(tmp_path / "report.json")["result"]["tables"]
-    assert table["title"].startswith("Full-matrix scheme (commit ")
+    assert table["title"].startswith("Full-matrix scheme (quick run, commit ")
     assert "out of luck" in (tmp_path / "report.html").read_text()
 
     # What is there is not made again, unless one asks for it or it cannot be read; pictures are drawn anew.
@@ -282,6 +291,19 @@ def test_all_goes_on_when_one_figure_cannot_be_made(tmp_path, monkeypatch, capsy
     (tmp_path / "full_matrix.json").write_text("{")
     assert cli.main(command) == 2
     assert made[3:] == ["full_matrix", "spd"] * 2
+
+
+def test_a_full_run_may_leave_some_figures_brief(tmp_path, monkeypatch):
+    few = {name: figures.FIGURES[name] for name in ("kronecker", "spd")}
+    monkeypatch.setattr(reproduce, "FIGURES", few)
+    monkeypatch.setattr(reproduce, "make", lambda planned, **_: replace(planned, result=toy()))
+    command = ["reproduce", "all", "--full", "--brief", "spd", "--jobs", "1", "--directory", str(tmp_path)]
+    assert cli.main(command) == 0
+    written = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in few}
+    assert written["kronecker"]["settings"]["seeds"] == kronecker.FULL.seeds
+    assert written["spd"]["settings"]["seeds"] == spd.QUICK.seeds
+    titles = [table["title"] for table in pages.read(tmp_path / "report.json")["result"]["tables"]]
+    assert [re.search("full|quick", title)[0] for title in titles] == ["full", "quick"]
 
 
 def test_missing_devices_and_data_are_named(monkeypatch, capsys, tmp_path):

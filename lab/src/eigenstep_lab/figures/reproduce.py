@@ -42,6 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--quick", action="store_true", help="few seeds, short runs: minutes for all figures (default)")
     size.add_argument("--full", action="store_true", help="many seeds, long runs: hours on two cores for all")
     parser.add_argument(
+        "--brief",
+        action="append",
+        choices=FIGURES,
+        metavar="FIGURE",
+        default=[],
+        help="with --full: a figure to make as --quick does; can be repeated",
+    )
+    parser.add_argument(
         "--seed", type=between(0, LARGEST_SEED), default=0, help="decides all random numbers (default: %(default)s)"
     )
     parser.add_argument("--device", default="cpu", help="where to compute, for example cuda (default: %(default)s)")
@@ -68,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
     device = choose_device(args.device)
     names = list(FIGURES) if args.figure == "all" else [args.figure]
     origin = {"seed": args.seed, "device": args.device, "code": code_version(), **versions()}
-    plans = [plan(name, full=args.full, seed=args.seed) for name in names]
+    plans = [plan(name, full=args.full and name not in args.brief, seed=args.seed) for name in names]
     kept = {p.name: read_figure(args.directory, p, origin) for p in plans if not args.again}
     for planned in plans if args.again else ():
         _trainings(args.directory, planned).unlink(missing_ok=True)
@@ -92,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
     if args.figure == "all":
         origin = {"command": args.command, **origin}
         write_report(args.directory / "report.html", sections, origin)
-        done = [(f"{s.title} (commit {s.commit})", s.result) for s in sections if isinstance(s.result, Result)]
+        done = [(_heading(section), section.result) for section in sections if isinstance(section.result, Result)]
         tables = [asdict(verdict_table(title, result.verdicts)) for title, result in done]
         write_json(args.directory / "report.json", {**origin, "result": {"tables": tables}})
         print(f"Everything in one page: {args.directory / 'report.html'}")
@@ -110,6 +118,11 @@ def publish(directory: Path, folder: Path) -> None:
         shutil.copyfile(directory / name, folder / name)
     page = _page(folder)
     page.write_text(pages.filled(page.read_text(), page.parent))
+
+
+def _heading(section: Section) -> str:
+    """Name a figure, how thoroughly it was made, and by which version of the code."""
+    return f"{section.title} ({'full' if '--full' in section.command else 'quick'} run, commit {section.commit})"
 
 
 def _page(folder: Path) -> Path:
