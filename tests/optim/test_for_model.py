@@ -115,6 +115,13 @@ class TestModelsOfOthers:
         assert all("lora_" in report.name and "blocks of 8 x 4" in report.structure for report in reports)
 
 
+def test_adapters_of_high_rank_are_no_embeddings() -> None:
+    model = nn.Module()
+    model.lora_B = nn.Linear(32, 1024, bias=False)
+    assert Spectral(model.parameters()).summary()[0].structure.startswith("diag")
+    assert Spectral.for_model(model).summary()[0].structure == "16 blocks of 64 x 32"
+
+
 def test_steps_as_separate_matrices_do() -> None:
     """The fused weights as three parameters, all else the same."""
     torch.manual_seed(0)

@@ -86,6 +86,21 @@ class TestMatricesOfTheirOwn:
         fused = {"batch_dims": 1, "split_sizes": [4, 4]}
         assert distance((3, 8, 5), lambda x: [y for e in x for y in e.chunk(2)], fused, {}) < 1e-12
 
+    def test_what_is_fused_decides_what_is_an_embedding(self) -> None:
+        """1536 rows of 32 would be one; three matrices of 512 are not."""
+        sizes = (512, 512, 512)
+        assert "times" in plan((1536, 32), split_sizes=sizes, **DEFAULT).describe()
+        assert distance((1536, 32), lambda x: torch.split(x, sizes), {"split_sizes": sizes}, {}) < 1e-12
+
+    @pytest.mark.parametrize(("shape", "count"), [((5,), 1), ((3, 4), 2), ((), 1), ((2, 3, 4), 5)], ids=str)
+    @pytest.mark.parametrize("structure", ["auto", "full", "axes"])
+    def test_where_all_axes_count_there_are_only_numbers(
+        self, shape: tuple[int, ...], count: int, structure: str
+    ) -> None:
+        """Such as biases of experts, in the group of their weights: nothing is mixed across experts."""
+        found = plan(shape, structure=structure, batch_dims=count, **DEFAULT)
+        assert found.describe() == f"diag {torch.Size(shape).numel()}"
+
     def test_biases_of_a_group_stay_vectors(self) -> None:
         bias = nn.Parameter(random(12))
         bias.grad = random(12)
@@ -119,6 +134,7 @@ class TestMatricesOfTheirOwn:
             ({"batch_dims": -1}, "batch_dims must be"),
             ({"split_dim": 2}, "split_dim must be 0 or 1"),
             ({"split_dim": 1, "split_sizes": [4, 4]}, "split_dim=1 needs matrices"),
+            ({"structure": "full", "split_sizes": [3, 3]}, 'need structure="auto" or "kronecker", got "full"'),
         ],
         ids=str,
     )

@@ -69,6 +69,8 @@ def _kind(name: str, module: nn.Module, param: Tensor, betas: Any, config: Any) 
         return "embeddings", {"structure": "diagonal", "betas": (betas[0], 1 - (1 - betas[1]) / RARE)}
     if param.ndim < 2 or isinstance(module, nn.LayerNorm):
         return "vectors", {"weight_decay": 0.0}
+    if "lora_" in name:  # adapters of high rank have the shape of embeddings
+        return "adapters", {"structure": "kronecker"}
     if isinstance(module, _ConvNd):
         return "convolutions", {"batch_dims": 0}
     if param.ndim == 2 and FUSED.search(name):

@@ -49,13 +49,19 @@ def plan(
         elementwise: whether entries of a parameter without basis are independent, so that ranks may share them.
     """
     count = _recognized(shape) if batch_dims is None and structure == "auto" else batch_dims or 0
-    outer, inner = (shape[:count], shape[count:]) if count < len(shape) else ((), shape)
+    outer, inner = shape[:count], shape[count:]
     units, size = math.prod(outer), math.prod(inner)
     grain = units // shape[0] if outer else 1
     matrix = (inner[0], size // inner[0]) if inner else (1, 1)
     max_dim = max_dim or size
-    embedding = structure == "auto" and len(inner) == 2 and _is_embedding(*inner)
-    if structure == "full" and size <= max_dim:
+    ranges = [[(0, n)] for n in matrix]
+    if (split_sizes or num_heads) and min(matrix) > 1 and structure != "diagonal":
+        if structure == "full" or (structure == "axes" and len(inner) > 2):
+            raise ValueError(f'split_sizes and num_heads need structure="auto" or "kronecker", got "{structure}"')
+        ranges[split_dim] = _parts(inner, split_sizes, num_heads, split_dim)
+    parts = list(itertools.product(ranges[0], ranges[1]))
+    embedding = structure == "auto" and len(inner) == 2 and all(_is_embedding(*part) for part in parts)
+    if structure == "full" and inner and size <= max_dim:
         return _whole(shape, units, grain, (size,), (True,))
     if structure == "diagonal" or embedding or min(matrix) == 1:
         most = min(MOST_SLICES, shape[0]) if elementwise and len(shape) > 1 else 1
@@ -68,10 +74,7 @@ def plan(
         )
     if structure == "axes" and len(inner) > 2:
         return _whole(shape, units, grain, inner, tuple(1 < n <= max_dim for n in inner))
-    ranges = [[(0, n)] for n in matrix]
-    if split_sizes is not None or num_heads is not None:
-        ranges[split_dim] = _parts(inner, split_sizes, num_heads, split_dim)
-    found = [x for rows in ranges[0] for cols in ranges[1] for x in _rectangles(rows, cols, max_dim, max_ratio)]
+    found = [layout for part in parts for layout in _rectangles(*part, max_dim, max_ratio)]
     whole = Plan(shape, units, 0, grain, matrix, tuple(found))
     return whole if outer else _as_units(whole)
 
@@ -81,8 +84,9 @@ def _recognized(shape: tuple[int, ...]) -> int:
     return int(len(shape) == 3 and min(shape[1:]) >= max(SMALLEST_EXPERT, shape[0]) and shape[0] > 1)
 
 
-def _is_embedding(rows: int, width: int) -> bool:
-    return width >= LEAST_WIDTH and rows >= max(MANY_ROWS, SLENDER * width)
+def _is_embedding(rows: Range, cols: Range) -> bool:
+    width = cols[1] - cols[0]
+    return width >= LEAST_WIDTH and rows[1] - rows[0] >= max(MANY_ROWS, SLENDER * width)
 
 
 def _whole(shape: tuple[int, ...], units: int, grain: int, sizes: tuple[int, ...], full: tuple[bool, ...]) -> Plan:
