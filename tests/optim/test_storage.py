@@ -258,6 +258,19 @@ class TestWithoutBases:
         return loss(4096).item()
 
 
+@pytest.mark.parametrize("sizes", [(1, 11), (11, 1), (1,) * 12], ids=str)
+@pytest.mark.parametrize("bases", [True, False], ids=["bases", "no bases"])
+def test_single_rows_among_fused_matrices(sizes: tuple[int, ...], bases: bool) -> None:
+    """Such a row has no basis and no scale; a checkpoint of it is one of Spectral all the same."""
+    w = nn.Parameter(torch.zeros(12, 4))
+    optimizer = Spectral([w], split_sizes=sizes)
+    w.grad = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    optimizer.step()
+    other = Spectral([w], split_sizes=sizes)
+    other.load_state_dict(optimizer.state_dict(bases=bases))
+    assert_same_state(other.state_dict(bases=bases), optimizer.state_dict(bases=bases))
+
+
 @pytest.mark.parametrize(
     ("name", "spoil", "message"),
     [

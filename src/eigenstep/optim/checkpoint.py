@@ -167,8 +167,8 @@ def check_outline(state_dict: Any) -> tuple[list[dict[str, Any]], dict[Any, Any]
         except TypeError:
             raise ValueError(f"state_dict does not fit: params of group {index} must be numbers or names") from None
     for key, own in state.items():
-        names = set(own) if isinstance(own, dict) else set()
-        if names and not ({"scale", "scale.0"} & names or names <= set(ADAM)):
+        names = {str(entry).split(".")[0] for entry in own} if isinstance(own, dict) else set()
+        if names and "scale" not in names and not names <= set(ADAM):
             got = ", ".join(map(str, sorted(own, key=str)))
             raise ValueError(f"state_dict is not one of Spectral: state of {key} must have the entry scale, got {got}")
     return groups, state

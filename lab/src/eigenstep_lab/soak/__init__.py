@@ -27,8 +27,9 @@ import numpy as np
 
 from ..console import LARGEST_SEED, UserError, between, print_table
 from .files import damage_files
+from .plans import draw
 from .searches import search
-from .training import draw, train
+from .training import train
 
 Trial = Callable[[np.random.Generator], Mapping[str, int]]
 KINDS: Mapping[str, tuple[Trial, float]] = {

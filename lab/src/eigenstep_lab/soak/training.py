@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,118 +11,14 @@ from torch import Tensor
 
 from eigenstep.optim import Spectral
 
-from .streams import PATTERNS, gradients
+from .plans import Network, Plan, draw
 
-SHAPES = ((1,), (7,), (1, 1), (1, 9), (3, 5), (8, 8), (12, 4), (4, 16), (16, 8), (2, 3, 4), (4, 2, 3, 3), (24, 6))
 LARGEST_STEP = 3.0
 """Largest root mean square of one step: of a matrix in learning rates, of a vector in AdamW's largest steps."""
 LARGEST_MOVE = 3.0
 """Largest root mean square of a matrix's whole move, in moves of AdamW with the same betas."""
-TYPICAL: Mapping[str, tuple[Any, ...]] = {
-    "interval": (1, 2, 5, [(0, 1), (7, 3)]),
-    "nesterov": (0.0, 0.1, 0.2),
-    "structure": ("kronecker", "axes", "full", "diagonal"),
-    "max_dim": (2048, 6),
-    "max_ratio": (None, 1.0, 2.0),
-    "start": (1.0, 2.0, 4.0, 20.0),
-    "turn_first": (False, True),
-    "rotation": ("bounded", "normalized", "moore_penrose"),
-    "basis_lr": (None, 0.1, 0.5),
-    "maps": ("quadratic", "truncated", "exact"),
-    "residual": (False, True),
-    "foreach": (True, False),
-}
-"""Options that change how curvature is learned; steps keep their bound."""
-RARE: Mapping[str, tuple[Any, ...]] = {
-    "nesterov": (0.0, 0.2, True, 1.0),
-    "start": (0.0, 1.0, 4.0, 20.0),
-    "eigenvalues": ("corrected", "kronecker"),
-    "root": (2.0, 1.0, 4.0),
-    "clip": (None, 1.0),
-    "grafting": ("descent", None, "adam", "rms"),
-    "decay": (1.0, 0.9),
-    "damping": (1e-10, 1e-4),
-    "relative_damping": (True, False),
-    "weight_decay": (0.0, 0.1),
-    "basis_dtype": (None, torch.bfloat16, torch.float64),
-    "state_dtype": (None, torch.bfloat16, torch.float64),
-    "stochastic_rounding": (False, True),
-    "maximize": (False, True),
-}
-"""Options that change how large steps are, or how exact."""
-BETAS = ((0.5, 0.9), (0.9, 0.9), (0.9, 0.95), (0.95, 0.95), (0.9, 0.99), (0.95, 0.99))
-"""Second moments forget at most twice as fast as the momentum; with others, AdamW's own steps exceed the bound."""
-ODD_BETAS = ((0.0, 0.9), (0.0, 0.95), (0.99, 0.5), (0.95, 0.5), (0.9, 0.5), (0.9, 0.999), (0.99, 0.999), (0.99, 0.9))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One configuration.
-
-    Attributes:
-        options: Of Spectral, beside learning rate and betas.
-        lr: Learning rate.
-        betas: Decay rates.
-        dtype: Number format of the weights.
-        start: First weights.
-        streams: Gradients of each parameter, steps × shape.
-        missing: Steps × parameters, where a gradient is None.
-        broken: What every entry of some gradient is at a step, NaN or infinite; 0 if all is well.
-        kills: Steps before which the training is killed and restored.
-        bounded: Whether moves have a bound.
-    """
-
-    options: Mapping[str, Any]
-    lr: float
-    betas: tuple[float, float]
-    dtype: torch.dtype
-    start: list[Tensor]
-    streams: list[Tensor]
-    missing: np.ndarray
-    broken: np.ndarray
-    kills: frozenset[int]
-    bounded: bool
-
-    def describe(self) -> str:
-        """Say what is needed to write the configuration down by hand."""
-        shapes = [tuple(start.shape) for start in self.start]
-        largest = [f"{float(stream.abs().max()):.1e}" for stream in self.streams]
-        return (
-            f"options {dict(self.options)}, lr {self.lr:.3g}, betas {self.betas}, {self.dtype}, shapes {shapes}, "
-            f"largest gradients {largest}, {len(self.missing)} steps, killed before {sorted(self.kills)}"
-        )
-
-
-def draw(chance: np.random.Generator) -> Plan:
-    """Draw a configuration."""
-    steps = int(chance.integers(5, 61))
-    shapes = [SHAPES[k] for k in chance.integers(len(SHAPES), size=int(chance.integers(1, 5)))]
-    bounded = bool(chance.random() < 0.5)
-    tables = [TYPICAL] if bounded else [TYPICAL, RARE]
-    options = {name: values[chance.integers(len(values))] for table in tables for name, values in table.items()}
-    # Most of them as they are by default, so that the few that are not stand out.
-    options = {name: value for name, value in options.items() if chance.random() < 0.4}
-    options = {"weight_decay": 0.0, **options, "nonfinite": str(chance.choice(["raise", "skip"]))}
-    dtype = torch.bfloat16 if not bounded and chance.random() < 0.15 else torch.float32
-    scales = 10.0 ** chance.choice([-44, -30, -10, -3, 0, 0, 0, 3, 10, 30, 37.5], size=len(shapes))
-    limit = torch.finfo(dtype).max
-    streams = [
-        gradients(chance, str(chance.choice(list(PATTERNS))), shape, steps, scale).clamp(-limit, limit).to(dtype)
-        for shape, scale in zip(shapes, scales, strict=True)
-    ]
-    count = int(chance.integers(0, 4))
-    return Plan(
-        options=options,
-        lr=float(10.0 ** chance.uniform(-5, -1)),
-        betas=(BETAS + ODD_BETAS)[chance.integers(len(BETAS) + len(ODD_BETAS) * (not bounded))],
-        dtype=dtype,
-        start=[torch.from_numpy(chance.standard_normal(shape)).to(dtype) for shape in shapes],
-        streams=streams,
-        missing=chance.random((steps, len(shapes))) < chance.choice([0.0, 0.1, 0.5]),
-        broken=np.where(chance.random(steps) < 0.05, chance.choice([math.nan, math.inf, -math.inf], size=steps), 0.0),
-        kills=frozenset(chance.integers(0, steps, size=count).tolist()),
-        bounded=bounded,
-    )
+RARE = 50
+"""Second moments of embeddings remember so many times longer."""
 
 
 class Training:
@@ -134,13 +27,28 @@ class Training:
     def __init__(self, plan: Plan) -> None:
         """Begin."""
         self.plan, self.taken = plan, 0
+        if plan.model:
+            network = Network().to(plan.dtype)
+            self.weights = list(network.parameters())
+            self._copy(plan.start)
+            self.optimizer = Spectral.for_model(network, plan.lr, plan.betas, **plan.options)
+            return
         self.weights = [torch.nn.Parameter(start.clone()) for start in plan.start]
-        self.optimizer = Spectral(self.weights, plan.lr, plan.betas, **plan.options)
+        pairs = list(zip(self.weights, plan.layouts, strict=True))
+        groups: list[dict[str, Any]] = [{"params": [weight], **layout} for weight, layout in pairs if layout]
+        usual = [weight for weight, layout in pairs if not layout]
+        groups += [{"params": usual}] if usual else []
+        self.optimizer = Spectral(groups, plan.lr, plan.betas, **plan.options)
 
-    def saved(self) -> list[Any]:
+    def _copy(self, weights: list[Tensor]) -> None:
+        with torch.no_grad():
+            for ours, theirs in zip(self.weights, weights, strict=True):
+                ours.copy_(theirs)
+
+    def saved(self, bases: bool = True) -> list[Any]:
         """Write everything that decides how the training goes on to a file, and return what is in the file."""
         file = io.BytesIO()
-        torch.save([self.taken, [w.detach() for w in self.weights], self.optimizer.state_dict()], file)
+        torch.save([self.taken, [w.detach() for w in self.weights], self.optimizer.state_dict(bases=bases)], file)
         file.seek(0)
         content: list[Any] = torch.load(file, weights_only=True)
         for group in content[-1]["param_groups"]:
@@ -152,9 +60,7 @@ class Training:
         """Go on from a file."""
         training = cls(plan)
         training.taken, weights, state = content
-        with torch.no_grad():
-            for ours, theirs in zip(training.weights, weights, strict=True):
-                ours.copy_(theirs)
+        training._copy(weights)
         training.optimizer.load_state_dict(state)
         return training
 
@@ -207,10 +113,14 @@ def train(chance: np.random.Generator) -> dict[str, int]:
         undisturbed = Training(plan)
     except ValueError:  # options that do not go together are refused when they are given
         return {"options refused": 1}
-    disturbed = Training(plan)
-    counts = dict.fromkeys(("steps", "kills", "steps left out", "moves compared with AdamW"), 0)
+    disturbed, light = Training(plan), None
+    counts = dict.fromkeys(
+        ("steps", "kills", "steps left out", "steps without old bases", "moves compared with AdamW"), 0
+    )
     adam = _Adam(plan) if plan.bounded else None
     for number in range(len(plan.missing)):
+        if number == plan.light:
+            light = Training.restored(plan, undisturbed.saved(bases=False))
         before = [w.detach().clone() for w in undisturbed.weights]
         moved = undisturbed.step(number)
         counts["steps" if moved else "steps left out"] += 1
@@ -218,6 +128,12 @@ def train(chance: np.random.Generator) -> dict[str, int]:
         if adam is not None and moved:
             adam.step(undisturbed)
             _check_step(adam, before, undisturbed, number)
+        if light is not None:
+            before = [w.detach().clone() for w in light.weights]
+            counts["steps without old bases"] += light.step(number)
+            _check_finite(light, number)
+            if adam is not None:
+                _check_step(adam, before, light, number)
         if number in plan.kills:
             disturbed = Training.restored(plan, disturbed.saved())
             counts["kills"] += 1
@@ -252,7 +168,8 @@ def _check_step(adam: _Adam, before: list[Tensor], training: Training, number: i
     for index, (old, new) in enumerate(zip(before, training.weights, strict=True)):
         step = rms(new.detach().double() - old.double()) / plan.lr
         rounding = 2 * torch.finfo(plan.dtype).eps * rms(old) / plan.lr
-        usual = 1.0 if old.ndim > 1 else max(1.0, adam.largest[index] / plan.lr)  # on vectors, Spectral is Adam
+        as_adam = old.ndim < 2 or plan.rare[index]  # then Spectral is AdamW
+        usual = max(1.0, adam.largest[index] / plan.lr) if as_adam else 1.0
         check(
             step <= LARGEST_STEP * usual + rounding,
             f"step {number} moves weights {index} of shape {tuple(old.shape)} by {step:.3g} learning rates",
@@ -265,7 +182,12 @@ class _Adam:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.weights = [torch.nn.Parameter(start.double()) for start in plan.start]
-        self.optimizer = torch.optim.AdamW(self.weights, plan.lr, plan.betas, eps=1e-300, weight_decay=0.0)
+        longer = (plan.betas[0], 1 - (1 - plan.betas[1]) / RARE)
+        groups = [
+            {"params": [weight], "betas": longer if rare else plan.betas}
+            for weight, rare in zip(self.weights, plan.rare, strict=True)
+        ]
+        self.optimizer = torch.optim.AdamW(groups, plan.lr, eps=1e-300, weight_decay=0.0)
         self.farthest = [0.0 for _ in self.weights]
         self.theirs = [0.0 for _ in self.weights]
         self.largest = [0.0 for _ in self.weights]
