@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -127,4 +129,36 @@ def packed(place: Path) -> Any:
             kept = {own[key].dtype for own in optimizer.state.values() for key in own if key.startswith("momentum")}
             found[name, kind] = weights(model), weights(again), kept
     dist.barrier()
+    return found
+
+
+DIFFERENCES: dict[str, tuple[int, dict[str, Any]]] = {
+    "another number of experts": (0, {"batch_dims": 0}),
+    "other parts": (1, {"split_sizes": (20, 34, 40)}),
+    "other heads": (1, {"num_heads": 2}),
+    "other bits": (2, {"state_dtype": torch.int8}),
+    "another place": (2, {"offload": True}),
+    "no gradients": (0, {}),
+    "no gradients later": (0, {}),
+}
+"""What one rank alone does: options of one of its groups, or that it has no gradients for its experts."""
+
+
+@on_ranks(2)
+def stacked_differences(_: Path) -> Any:
+    """All ranks hear of a difference within seconds, and nothing has moved; also if numbers are not looked at."""
+    rank, found = dist.get_rank(), {}
+    for name, (index, options) in DIFFERENCES.items():
+        model = shared("fsdp2")
+        optimizer = model.optimizer(nonfinite="ignore")
+        optimizer.param_groups[index].update(options if rank else {})
+        go(model, optimizer, 0, 2 if name.endswith("later") else 0)
+        model.give_gradients(2)
+        if rank and not options:
+            model.experts.grad = None
+        before, start = weights(model), time.monotonic()
+        with pytest.raises(ValueError, match=r"the ranks have (different options|gradients for different)") as error:
+            optimizer.step()
+        seconds, after = time.monotonic() - start, weights(model)
+        found[name] = str(error.value), seconds, all(torch.equal(after[key], before[key]) for key in before)
     return found

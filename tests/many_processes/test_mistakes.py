@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from . import stacked
 from .ranks import Results
 
 SENTENCES = {
@@ -81,4 +82,12 @@ def test_a_rank_without_any_parameters_of_a_mesh_is_noticed(found: Results) -> N
     for rank, (message, seconds, unchanged) in enumerate(found["absent", 4]):
         assert ("ranks [3] have none" if rank == 2 else "rank 2 cannot take this step") in message
         assert seconds < 20
+        assert unchanged
+
+
+@pytest.mark.parametrize("name", stacked.DIFFERENCES)
+def test_experts_and_fused_weights_are_compared_as_well(found: Results, name: str) -> None:
+    for message, seconds, unchanged in (rank[name] for rank in found["stacked_differences", 2]):
+        assert ("for different parameters" if "gradients" in name else "different options") in message
+        assert seconds < 10
         assert unchanged

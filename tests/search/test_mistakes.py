@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 import tracemalloc
 from collections.abc import Callable
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import active_children, get_context
 from typing import Any
 
@@ -34,9 +35,9 @@ def test_a_function_that_always_raises_is_called_for_one_generation_only(options
         calls += 1
         raise KeyError("forgotten")
 
-    with pytest.raises(RuntimeError, match=r"all \d+ points of the first generation.*KeyError: 'forgotten'") as caught:
+    with pytest.raises(KeyError, match="forgotten") as caught:
         minimize(typo, np.ones(3), 0.5, **options)
-    assert isinstance(caught.value.__cause__, KeyError)
+    assert re.match(r"fun failed at all \d+ points of the first generation", caught.value.__notes__[0])
     assert calls <= 10
 
 
@@ -46,9 +47,9 @@ def always_hangs(x: Array) -> float:
 
 
 def test_a_pool_on_which_nothing_can_be_evaluated_is_reported_and_ended() -> None:
-    with pytest.raises(RuntimeError, match="first generation") as caught:
+    with pytest.raises(TimeoutError) as caught:
         minimize(always_hangs, np.ones(2), 0.5, executor=processes, timeout=0.5)
-    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert "first generation" in caught.value.__notes__[0]
     assert none_left()
 
 
@@ -379,9 +380,10 @@ def dies(x: Array) -> float:
 def test_a_pool_whose_workers_always_die_ends_the_search() -> None:
     with (
         ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool,
-        pytest.raises(RuntimeError, match="BrokenProcess"),
+        pytest.raises(BrokenExecutor),
     ):
         minimize(dies, np.ones(2), 0.5, executor=pool)
-    with pytest.raises(RuntimeError, match=r"all 12 points of the first two generations.*BrokenProcess"):
+    with pytest.raises(BrokenExecutor) as caught:
         minimize(dies, np.ones(2), 0.5, executor=processes)
+    assert "at all 12 points of the first two generations" in caught.value.__notes__[0]
     assert none_left()

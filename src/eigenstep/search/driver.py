@@ -185,11 +185,12 @@ class Evaluator:
         """
         lost = isinstance(self.first_error, BrokenExecutor) and self._factory is not None
         if self.first_error is not None and generation == int(lost):
-            raise RuntimeError(
+            self.first_error.add_note(
                 f"fun failed at all {count} points of the first {'two generations' if lost else 'generation'}, so "
-                f"there is nothing to learn from; the first failure was {self.first_failure}. If only some points "
-                "cannot be evaluated, start elsewhere or with a smaller sigma0, or return NaN for them"
-            ) from self.first_error
+                "there is nothing to learn from; this was the first failure. If only some points cannot be evaluated, "
+                "start elsewhere or with a smaller sigma0, or return NaN for them"
+            )
+            raise self.first_error
 
     def close(self) -> None:
         """Give up the executor if it was made here; workers that still hang are ended."""
