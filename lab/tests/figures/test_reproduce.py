@@ -292,6 +292,15 @@ def test_all_goes_on_when_one_figure_cannot_be_made(tmp_path, monkeypatch, capsy
     assert cli.main(command) == 2
     assert made[3:] == ["full_matrix", "spd"] * 2
 
+    # Nor is what other versions made, if one asks for that; the report says which.
+    whole = json.loads((tmp_path / "full_matrix.json").read_text())
+    (tmp_path / "full_matrix.json").write_text(json.dumps({**whole, "code": "older", "commit": "abc1234"}))
+    assert cli.main([*command, "--as-made"]) == 2
+    assert made[7:] == ["spd"]
+    assert "quick run, commit abc1234" in (tmp_path / "report.json").read_text()
+    assert cli.main(command) == 2
+    assert made[8:] == ["full_matrix", "spd"]
+
 
 def test_a_full_run_may_leave_some_figures_brief(tmp_path, monkeypatch):
     few = {name: figures.FIGURES[name] for name in ("kronecker", "spd")}

@@ -53,7 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=between(0, LARGEST_SEED), default=0, help="decides all random numbers (default: %(default)s)"
     )
     parser.add_argument("--device", default="cpu", help="where to compute, for example cuda (default: %(default)s)")
-    parser.add_argument("--again", action="store_true", help="make figures again that are in --directory already")
+    stale = parser.add_mutually_exclusive_group()
+    stale.add_argument("--again", action="store_true", help="make figures again that are in --directory already")
+    stale.add_argument(
+        "--as-made",
+        action="store_true",
+        help="keep figures that are in --directory whatever version made them; the report names their commits",
+    )
     cores = min(2, os.cpu_count() or 1)  # more gain little: one figure takes as long as all others
     parser.add_argument("--jobs", type=int, default=cores, help="figures to make side by side (default: %(default)s)")
     parser.add_argument(
@@ -77,7 +83,8 @@ def run(args: argparse.Namespace) -> None:
     names = list(FIGURES) if args.figure == "all" else [args.figure]
     origin = {"seed": args.seed, "device": args.device, "code": code_version(), **versions()}
     plans = [plan(name, full=args.full and name not in args.brief, seed=args.seed) for name in names]
-    kept = {p.name: read_figure(args.directory, p, origin) for p in plans if not args.again}
+    wanted = {} if args.as_made else origin
+    kept = {p.name: read_figure(args.directory, p, wanted) for p in plans if not args.again}
     for planned in plans if args.again else ():
         _trainings(args.directory, planned).unlink(missing_ok=True)
     missing = [p for p in plans if kept.get(p.name) is None]
