@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from eigenstep import Spectral
 from eigenstep.optim import storage
 
-from .test_bounded import LR, compare, moves, named_streams
+from .test_bounded import EXTREMES, LR, compare, moves, named_streams
 from .test_contract import assert_same_state
 
 EIGHT = {"state_dtype": torch.int8}
@@ -298,3 +298,32 @@ def test_damaged_codes_change_nothing(
     with pytest.raises(ValueError, match=message):
         optimizer.load_state_dict(saved)
     assert_same_state(optimizer.state_dict(), before)
+
+
+MODES: list[dict[str, Any]] = [
+    EIGHT,
+    {"offload": True, "state_dtype": torch.bfloat16},
+    {**EIGHT, "offload": True, "weight_decay": 0.1, "cautious_weight_decay": True},
+    {**EIGHT, "grafting": "adam", "root": 4.0},
+    {**EIGHT, "eigenvalues": "kronecker", "clip": 1.0},
+]
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_finite_gradients_leave_finite_weights_and_state(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    limits, generator = torch.finfo(dtype), torch.Generator().manual_seed(0)
+    for extreme in EXTREMES.values():
+        weights = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in ((40, 32), (1500,), (2, 20, 32))]
+        optimizer = Spectral([{"params": weights[:1], "num_heads": 2}, {"params": weights[1:]}], LR, **options)
+        for t in range(6):
+            for w in weights:
+                draw = torch.randn(w.shape, generator=generator, dtype=torch.float64)
+                gradient = extreme(draw, t, limits.max, limits.smallest_normal * limits.eps)
+                w.grad = gradient.clamp(-limits.max, limits.max).to(dtype)
+            optimizer.step()
+            if t == 3:
+                optimizer.load_state_dict(optimizer.state_dict(bases=False))
+            for w in weights:
+                assert torch.isfinite(w).all()
+                assert all(torch.isfinite(value).all() for value in optimizer.state[w].values())

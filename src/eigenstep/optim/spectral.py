@@ -42,7 +42,7 @@ class Spectral(Optimizer):
     the momentum, and the root mean square of a step is at most ``(1 - w) + w / sqrt(1 - betas[1])`` learning rates with
     equal betas and ``w = nesterov``, 1.5 by default. Without momentum ``w`` is 1. If ``betas[0]**2 > betas[1]``, steps
     grow between turns while gradients vanish, and without bases have no bound, as in AdamW; nor have they for Kronecker
-    eigenvalues, which ``clip`` is for.
+    eigenvalues, which ``clip`` is for. Embeddings have AdamW's own bound, which is 7.3 for their longer memory.
 
     Examples:
         >>> import torch
