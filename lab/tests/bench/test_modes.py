@@ -103,5 +103,21 @@ def test_rates_are_searched_until_the_neighbors_are_worse(best: float) -> None:
     assert {round(math.log2(rate / best)) for rate in found} >= {-1, 0, 1}
 
 
+def test_what_is_too_wide_to_search_is_trained_as_rules_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def loss(cells: object, steps: int, seeds: int, width: int, rate: float) -> float:
+        tried.append((width, rate))
+        return 1 + abs(math.log(rate * width / 0.512))
+
+    monkeypatch.setattr(widths, "mean_loss", loss)
+    file = tmp_path / "found.json"
+    short = ["--widths", "64", "256", "--searched", "64", "--rules", "same", "width", "--json", str(file)]
+    assert cli.main(["bench", "widths", *short]) == 0
+    assert {rate for width, rate in tried if width == 256} == {8e-3, 2e-3}
+    verdicts = json.loads(file.read_text())["result"]["verdicts"]
+    assert [round(v["value"], 2) for v in verdicts] == [round(1 + math.log(4), 2), 1.0]
+
+
 def test_where_every_run_fails_the_search_ends() -> None:
     assert len(widths.search(lambda rate: math.inf, 8e-3)) < 30

@@ -4,7 +4,8 @@ The suite's GPT over byte pairs is trained at several widths. At each, the best 
 powers of two times 0.001, from the best of the width before, until both its neighbors are worse. What counts is the
 held-out loss at the rate that a rule makes of the narrowest network's, by the best that was seen: the rule says that
 rates stay as they are, or fall as the root of the width, or as the width. Runs are kept in a file: an interrupted study
-goes on where it stopped, and a finished one is only read.
+goes on where it stopped, and a finished one is only read. Wide networks are dear: those wider than `--searched` are
+trained only at the best rate of the width before, and at those that the rules give.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ Losses = Mapping[int, Mapping[float, float]]  # by width and rate
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add widths, rules and lengths."""
     parser.add_argument("--widths", nargs="+", type=int, default=[64, 128, 256, 512], help="widths, narrowest first")
+    parser.add_argument("--searched", type=int, default=512, help="widest to search (default: %(default)s)")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES), help="how rates follow widths")
     parser.add_argument("--steps", type=int, default=TASKS["gpt_tokens"].steps, help="steps (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=1, help="seeds to average over (default: %(default)s)")
@@ -58,7 +60,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     losses: dict[int, dict[float, float]] = {}
     best = FIRST
     for width in args.widths:
-        losses[width] = search(partial(mean_loss, cells, args.steps, args.seeds, width), best)
+        loss = partial(mean_loss, cells, args.steps, args.seeds, width)
+        losses[width] = search(loss, best) if width <= args.searched else {best: loss(best)}
         best = best_rate(losses[width])
     narrow = best_rate(losses[args.widths[0]])
     for width in args.widths[1:]:
