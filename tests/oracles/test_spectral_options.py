@@ -42,6 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "RMSprop's size": {"grafting": "rms"},
     "Adam's size without momentum": {"grafting": "adam", "betas": (0.0, 0.95)},
     "Adam's size, clip, no start": {"grafting": "adam", "clip": 0.8, "start": 0.0},
+    "Adam's size, start with the newest": {"grafting": "adam", "start": 4.0},
     "turn first": {"turn_first": True},
     "turn first, no momentum": {"turn_first": True, "betas": (0.0, 0.95)},
     "start with the newest": {"start": 4.0},
@@ -150,6 +151,11 @@ def test_two_vectors_as_curvature(shape: tuple[int, ...], turn_first: bool) -> N
     """They are small here, so that second moments are far below the squares of momentum."""
     vectors = stream((2, *shape), 30, seed=5, scale=0.01)
     assert_same(shape, curvature=[{0: two} for two in vectors], turn_first=turn_first)
+
+
+def test_two_vectors_beside_an_axis_of_one() -> None:
+    vectors = stream((2, 3, 4, 1), 30, seed=5)
+    assert_same((3, 4, 1), curvature=[{0: two} for two in vectors], structure="axes")
 
 
 @pytest.mark.parametrize(
