@@ -126,7 +126,7 @@ def _blocks(x: Tensor) -> Tensor:
 def _encode(x: Tensor, step: Tensor, top: int) -> tuple[Tensor, Tensor]:
     """Return codes of numbers, and the unit of each block; ``top`` is the code of the unit."""
     blocks = _blocks(x)
-    unit = torch.linalg.vector_norm(blocks, torch.inf, dim=-1)
+    unit = blocks.abs().amax(-1)
     ratio = blocks / unit.clamp_min(torch.finfo(unit.dtype).tiny)[..., None]
     place = torch.arange(BLOCK, dtype=torch.int64, device=x.device)
     phase = (step.long()[:, None, None] * GOLDEN + place * OTHER) & ((1 << CUT) - 1)
