@@ -118,6 +118,23 @@ def test_numbers_whose_squares_do_not_fit(dtype: torch.dtype) -> None:
     param.grad = torch.tensor([1.0, -1.0, 1e-3, -1e-3], dtype=dtype) * torch.finfo(dtype).max
     optimizer.step()
     torch.testing.assert_close(param.detach(), torch.tensor([-0.1, 0.1, -0.1, 0.1], dtype=dtype))
+    most = torch.finfo(dtype).max ** 0.5 / 16
+    assert optimizer.state[param]["momentum"].flatten().tolist() == pytest.approx([most, -most] * 2)
+
+
+def test_weights_of_few_digits() -> None:
+    """Steps of bfloat16 weights are computed in float32, and rounded when they are taken."""
+    param = torch.ones(5, dtype=torch.bfloat16, requires_grad=True)
+    twin = torch.ones(5, requires_grad=True)
+    optimizer, adamw = Spectral([param], 0.1), torch.optim.AdamW([twin], 0.1, (0.9, 0.95))
+    for at in range(3):
+        param.grad = torch.tensor(stream((5,), 3, 0)[at]).bfloat16()
+        twin.grad = param.grad.float()
+        optimizer.step()
+        adamw.step()
+    average = adamw.state[twin]["exp_avg_sq"] / (1 - 0.95**3)
+    torch.testing.assert_close(optimizer.state[param]["second_moment"].flatten(), average)
+    torch.testing.assert_close(param.float(), twin, rtol=0.02, atol=0)
 
 
 def test_what_is_not_finite_counts_as_zero_if_it_is_ignored() -> None:

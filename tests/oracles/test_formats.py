@@ -149,6 +149,15 @@ def test_state_is_where_and_what_it_is_told(dtype: torch.dtype, rule: Rule) -> N
         assert tensor.shape == ((2, 3, 4, 5) if large else (2, 3, 4, 4) if square else shape)
 
 
+@pytest.mark.parametrize("momentum", [False, True])
+def test_state_without_bases(momentum: bool) -> None:
+    options = {"dtype": torch.bfloat16, "basis_dtype": torch.float64, "device": torch.device("meta")}
+    state = new_state((2, 3, 4), (False,), Rule(), momentum=momentum, residual=True, **options)
+    assert list(state) == ["step", *["momentum"] * momentum, "second_moment"]
+    assert {tensor.device.type for tensor in state.values()} == {"meta"}
+    assert [tensor.dtype for tensor in state.values()] == [torch.float32, *[torch.bfloat16] * (1 + momentum)]
+
+
 def kernel_state(shape: tuple[int, ...], rule: Rule) -> dict[str, Tensor]:
     options = {"momentum": True, "residual": False, "dtype": torch.float64, "basis_dtype": torch.float64}
     return new_state(shape, (True,) * (len(shape) - 2), rule, device=torch.device("cpu"), **options)

@@ -38,6 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "much damping, residual": {"damping": 0.3, "residual": True},
     "clip": {"clip": 0.5},
     "clip hardly": {"clip": 1.2},
+    "clip alone": {"clip": 0.3, "grafting": None},
     "Adam's size": {"grafting": "adam"},
     "RMSprop's size": {"grafting": "rms"},
     "Adam's size without momentum": {"grafting": "adam", "betas": (0.0, 0.95)},
@@ -47,6 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "turn first, no momentum": {"turn_first": True, "betas": (0.0, 0.95)},
     "start with the newest": {"start": 4.0},
     "start as a mean": {"start": 1.0},
+    "start with a little less": {"start": 1.5},
     "start as half a mean": {"start": 0.5},
     "no start": {"start": 0.0},
     "rarely": {"start": 0.0, "interval": 5},
@@ -56,6 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "basis like eigenvalues, normalized": {"basis_lr": None, "rotation": "normalized"},
     "gap": {"rotation": "moore_penrose"},
     "gap, normalized": {"rotation": "normalized"},
+    "normalized, far": {"rotation": "normalized", "basis_lr": 1.3},
     "gap, exact maps": {"rotation": "moore_penrose", "maps": "exact", "start": 1.0},
     "never mend": {"reorthonormalize": False, "maps": "truncated"},
     "never mend, rarely turning": {"reorthonormalize": False, "maps": "exact", "interval": 2, "start": 0.0},
@@ -143,6 +146,14 @@ def test_bfloat16_bases(structure: str) -> None:
 )
 def test_bfloat16_bases_with(options: dict[str, Any]) -> None:
     assert_same((4, 3), basis_dtype=torch.bfloat16, **options)
+
+
+def test_turning_first_what_has_taken_fewer_steps() -> None:
+    shapes = [(4, 3), (4, 3), (3, 4)]
+    gradients = [list(step) for step in zip(*(stream(s, 30, at) for at, s in enumerate(shapes)), strict=True)]
+    for step in gradients[:3]:
+        step[1] = None
+    assert_same(shapes, gradients=gradients, turn_first=True)
 
 
 @pytest.mark.parametrize("turn_first", [False, True])

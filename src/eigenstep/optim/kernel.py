@@ -90,10 +90,10 @@ def step(
         _turn(turns, bases, state, rule, given, rotated * rate.sqrt().view(-1, *[1] * (rotated.ndim - 1)))
     direction = _precondition(rotated, state, rule, rates)
     del rotated
-    direction = rotate(direction, bases, back=True)
-    if rule.root != 2:  # steps are of any size: not beyond what weights can hold
+    if rule.root != 2:  # steps are of any size: not beyond what can be turned back, and what weights can hold
         most = min(largest(gradient.dtype), largest(direction.dtype))
         direction = direction.clamp(-most, most)
+    direction = rotate(direction, bases, back=True)
     if not rule.turn_first:
         _turn(turns, bases, state, rule, given)
     if rule.grafting is not None or rule.clip is not None:
