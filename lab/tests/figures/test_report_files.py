@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +90,16 @@ def test_pages_refuse_tables_that_are_none(tmp_path, table):
     (tmp_path / "toy.json").write_text(json.dumps({"command": "x", "result": {"tables": [table]}}))
     with pytest.raises(UserError, match="does not hold tables of a benchmark"):
         pages.read(tmp_path / "toy.json")
+
+
+def test_the_page_names_every_published_verdict_that_does_not_hold():
+    """With the claim in its own words, below the heading of its figure, so that its cause can be looked up."""
+    docs = Path(__file__).parents[3] / "docs"
+    page = " ".join((docs / "paper.md").read_text().split())
+    causes = page.partition("## What does not hold")[2].partition("## Verdicts")[0]
+    for table in pages.read(docs / "paper" / "report.json")["result"]["tables"]:
+        title = table["title"].partition(" (commit")[0]
+        for claim, *_, verdict in table["rows"]:
+            assert verdict in ("holds", "does not hold")
+            if verdict == "does not hold":
+                assert f"*{title}: {claim.rstrip('.')}.*" in causes

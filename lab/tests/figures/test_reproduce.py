@@ -33,6 +33,38 @@ MINIATURES = {
     "low_precision": low_precision.Settings(("digits",), steps=2, seeds=1, seeds_beside=1, tuning_steps=2, lrs=(1e-2,)),
 }
 
+LIMITS = {
+    "full_matrix": {
+        "It converges to the fixed point as fast as the default scheme.": "≤ 1.1",
+        "It matches the default scheme's iterates about as closely as the Cholesky scheme does.": "≤ 2",
+        "One step equals the default scheme's up to first order in the step size (Claim 2).": "≥ 1.9",
+    },
+    "kronecker": {
+        "It converges as fast as the impractical projection.": "≤ 1.1",
+        "It converges as fast as the structured Cholesky scheme.": "≤ 1.1",
+        "It matches the unstructured iterates of the default scheme as closely as the impractical projection.": "≤ 1.1",
+        "It matches the unstructured iterates of the default scheme as closely as the structured Cholesky scheme.": (
+            "≤ 1.1"
+        ),
+    },
+    "spd": {
+        "It performs as well as retraction-based and Cholesky-based Riemannian gradient descent.": "≤ 1.15",
+    },
+    "gradient_free": {"It performs similarly to existing natural evolution strategies.": "≤ 1.15 ≥ -0.1"},
+    "exact_vs_truncated": {
+        "Both maps work equally well in terms of iterations.": "≤ 1.05",
+        "The exact Cayley map is much slower, because it uses matrix inversion.": "≥ 1.5",
+    },
+    "low_precision": {
+        "It trains transformers in half precision effectively.": "≤ 1.05",
+        "It matches the performance of Muon.": "≤ 1.05",
+        "Non-diagonal methods have benefits.": "≤ 1",
+        "A different root can affect the performance.": "≥ 2",
+        "It is faster than SOAP, because it decomposes no matrix.": "≤ 0.9",
+    },
+}
+"""The limits of every claim, fixed before anything was measured: a verdict must never hold because they were changed."""
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -73,6 +105,10 @@ def test_every_figure_shows_the_papers_scheme_and_ours_and_ends_in_verdicts(name
     for family in ("paper", "ours"):
         assert any(verdict.scheme.startswith(family) for verdict in section.result.verdicts)
     assert all(math.isfinite(v.value) for v in section.result.verdicts if not v.timed)
+    limits: dict[str, dict[str, None]] = {}
+    for verdict in section.result.verdicts:
+        limits.setdefault(verdict.claim, {})[f"{'≥' if verdict.at_least else '≤'} {verdict.limit:g}"] = None
+    assert {claim: " ".join(found) for claim, found in limits.items()} == LIMITS[name]
     assert untimed(make(name).result) == untimed(section.result)
     if name in ("full_matrix", "kronecker", "spd"):
         assert untimed(make(name, seed=1).result) != untimed(section.result)

@@ -6,8 +6,8 @@ states of all optimizers but SOAP, which cannot decompose matrices in half preci
 as accelerators accumulate them. Each scheme chooses its learning rate with a seed of its own, from a grid that is
 extended until the best one is not at its edge, then trains with other seeds. The paper clips preconditioned gradients,
 and so does its scheme here, with every root. Rows "grafted" give steps the size of Adam's instead; ours does so with
-p = 1 and p = 4, whose steps have other sizes, and has rows "clipped" to compare. Quick runs leave out rows that no
-verdict is about.
+p = 1 and p = 4, whose steps have other sizes, and has rows "clipped" to compare. Rows that no verdict is about are in
+the tables only, and quick runs leave them out.
 
 All update their preconditioners every two iterations, ours at each of the first 100. For the paper's scheme that can
 mean the bases alone, as chosen here, or eigenvalues and scale as well: the row "all every 2". The paper normalizes
@@ -116,7 +116,7 @@ def run(settings: Settings, *, seed: int, device: torch.device, trainings: Path 
                 chosen, records = {**chosen, **found[0]}, {**records, **found[1]}
         same = {family: [chosen[f"{family}, p = 2"]] for family in REFERENCES}
         _, wide = make(REFERENCES, same, seeds=range(seed, seed + settings.seeds))
-        panels += loss_panels(task, records)
+        panels += loss_panels(task, {name: records[name] for name in SCHEMES})
         for family, reference in wide.items():
             verdicts += _verdicts(family, task.name, records, reference)
         tables.append(_table(task.name, chosen, {**records, **{f"{k}, float32": v for k, v in wide.items()}}))
