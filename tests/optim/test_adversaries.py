@@ -213,3 +213,34 @@ def test_what_the_bound_of_moves_does_not_hold_for(shape: tuple[int, int]) -> No
     assert ours.longest <= 1.001
     assert 10 * adamw.total <= ours.total <= 25 * adamw.total
     assert plain.total <= 3 * adamw.total
+
+
+@pytest.mark.parametrize("rotation", ["bounded", "moore_penrose"])
+def test_exact_maps_with_gradients_near_the_limit(rotation: str) -> None:
+    """They never forget an outlier; second moments stay in the units of the scale all the same, and states finite."""
+    fresh, param = noise((24, 6), 3), nn.Parameter(torch.zeros(24, 6))
+    optimizer = Spectral([param], 1.0, weight_decay=0.0, maps="exact", rotation=rotation)
+    for t in range(30):
+        before, param.grad = param.detach().clone(), fresh() * (1e30 if t % 6 == 5 else 1e20)
+        optimizer.step()
+        assert (param.detach() - before).square().mean().sqrt() <= 1.5
+        assert all(value.isfinite().all() for value in optimizer.state[param].values())
+
+
+def test_one_matrix_for_a_whole_parameter_is_bounded_alike() -> None:
+    fresh, param = noise((5, 4), 0), nn.Parameter(torch.zeros(5, 4))
+    optimizer = Spectral([param], LR, weight_decay=0.0, structure="full")
+    for t in range(40):
+        param.grad = fresh() * (t % 7 == 0)
+        optimizer.step()
+        state = optimizer.state[param]
+        assert ((state["momentum"] / state["scale"]).square() <= 1.00001 * state["second_moment"]).all()
+
+
+def test_roots_below_one_with_tiny_gradients() -> None:
+    param = nn.Parameter(torch.zeros(6, 4))
+    optimizer = Spectral([param], LR, root=0.5, grafting=None, clip=1.0)
+    for _ in range(5):
+        param.grad = torch.full((6, 4), 1e-30) * (torch.arange(6) < 2)[:, None]
+        optimizer.step()
+        assert param.isfinite().all()

@@ -266,3 +266,18 @@ def test_state_that_is_kept_otherwise(options: dict[str, Any], chunk: int, monke
         assert apart < (1e-5 if exact else 0.03)
         packed = optimizer.state[param]["second_moment"].dtype == torch.uint8
         assert packed == (not exact)
+
+
+def test_rows_of_fused_weights_in_8_bits() -> None:
+    """Parts that have no basis are packed one by one, also those of several weights."""
+
+    def weights_after(count: int) -> list[Tensor]:
+        params = [torch.ones(3, 1100, requires_grad=True) for _ in range(count)]
+        optimizer = Spectral(params, 0.01, split_sizes=[1, 2], state_dtype=torch.int8)
+        for at in range(4):
+            for number, param in enumerate(params):
+                param.grad = torch.randn(3, 1100, generator=torch.Generator().manual_seed(10 * at + number))
+            optimizer.step()
+        return [param.detach() for param in params]
+
+    assert torch.equal(weights_after(2)[0], weights_after(1)[0])

@@ -274,7 +274,7 @@ class Tensor:
         if self.alpha is None:
             return np.zeros_like(self.D)
         spectrum = self.D
-        if self.o["eigenvalues"] == "kronecker" or len(self.factors) == 1:
+        if self.o["eigenvalues"] == "kronecker":
             spectrum = np.ones(1)
             for factor in self.factors:
                 spectrum = np.multiply.outer(spectrum, factor.d)

@@ -128,8 +128,8 @@ def _measure_gain(plain: Tensor, rotated: Tensor, state: State, rate: Tensor) ->
     eigenbasis gradients are concentrated on few entries, so that their sum is smaller. What past gradients gained says
     nothing of others: the average is at most 1.75 times that of the newest, and more gained of a sudden counts less.
     """
-    axes = tuple(range(1, plain.ndim))
-    gain = plain.abs().sum(axes) / rotated.abs().sum(axes)
+    # Flat first: the order of a sum must not depend on how a gradient lies in memory.
+    gain = plain.flatten(1).abs().sum(1) / rotated.flatten(1).abs().sum(1)
     # Of zero gradients, or sums beyond the number format, nothing is learned.
     gain = torch.where(gain.isfinite(), gain, state["gain"]).clamp_min(1.0)
     state["gain"].lerp_(torch.minimum(gain, SUDDEN * state["gain"]), rate).clamp_(max=SUDDEN * gain)
@@ -185,7 +185,7 @@ def _learn(
         learned.append(found.eigs.flatten(1))
         if found.turn is not None and found.speed is not None:
             turns[axis] = found.turn
-            state[f"speed_{axis}"].copy_(found.speed)
+            state[f"speed_{axis}"].copy_(found.speed.clamp_max(LARGEST[past.dtype]))
         if residual is not None and found.residual is not None:
             residual.copy_(found.residual)
     change = _normalize(learned, state)
@@ -200,7 +200,8 @@ def _learn(
 def _normalize(learned: list[Tensor], state: State) -> Tensor:
     """Keep eigenvalues scaled to product one, and return the logarithm of the factor by which ``alpha`` grows."""
     values, log_means = normalize(learned)
-    change = log_means.mean(0)
+    # No farther than the scale can grow, or second moments would be in other units than it.
+    change = torch.minimum(log_means.mean(0), 2 * (state["scale"] / LARGEST[state["scale"].dtype]).log().neg())
     for axis in range(len(learned)):
         state[f"eigs_{axis}"].copy_(values[axis].view_as(state[f"eigs_{axis}"]))
         if f"residual_{axis}" in state:
@@ -208,7 +209,7 @@ def _normalize(learned: list[Tensor], state: State) -> Tensor:
             # Without gradients it may decay more slowly than its unit, for ever.
             largest = residual.abs().amax((1, 2, 3), keepdim=True)
             residual.mul_(1 / (largest * FAINT).clamp_min(1.0))
-    state["scale"].mul_((change / 2).exp()).clamp_(max=torch.finfo(change.dtype).max)
+    state["scale"].mul_((change / 2).exp())
     return change
 
 
@@ -328,7 +329,8 @@ def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Te
     tiny = torch.finfo(root.dtype).tiny
     direction = direction / root.mul_(torch.where(scale > 0, scale, torch.inf)).clamp_min_(tiny)
     # Of alpha^(1/p) = scale^(2/p) the rest: in one factor, it could leave the range of the number format.
-    return direction if rule.root == 2 else direction / torch.where(scale > 0, scale, 1.0).pow(2 / rule.root - 1)
+    rest = torch.where(scale > 0, scale, 1.0).pow(2 / rule.root - 1).clamp_min_(tiny)
+    return direction if rule.root == 2 else direction / rest
 
 
 def _limit(direction: Tensor, gradient: Tensor, bases: Turns, state: State, rule: Rule, rates: Rates) -> Tensor:

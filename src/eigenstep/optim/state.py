@@ -82,7 +82,7 @@ def new_state(
             if residual:
                 state[f"residual_{axis}"] = torch.diag_embed(eigs).to(basis_dtype)
     large = ["momentum"] if momentum else []
-    if rule.eigenvalues == "corrected" and len(full) > 1:
+    if rule.eigenvalues == "corrected":
         large.append("second_moment")
     if rule.grafting in ("adam", "rms"):
         large.append("graft")
