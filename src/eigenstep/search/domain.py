@@ -35,6 +35,11 @@ class Form:
         if self._like is not None and not x.is_floating_point():
             raise TypeError(f"x0 must be a floating-point tensor, got {x.dtype}")
 
+    @property
+    def exact(self) -> bool:
+        """Whether points are float64."""
+        return self._like is None or self._like.element_size() == 8
+
     def make(self, x: Array) -> Point:
         """Return a copy of points in this form, cut at the largest number that it can hold."""
         if self._like is None:

@@ -8,9 +8,10 @@ import numpy as np
 
 from ..core.numpy_twin import Array
 from . import saved
+from .descent import Descent
 from .domain import Domain, Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
 from .history import Asked, History
-from .runs import Progress, Schedule, Start, find_schedule, known_reason
+from .runs import Progress, Schedule, Start, Tally, find_schedule, known_reason
 from .sampling import Reevaluation, default_population, even, sanitize
 from .spectral import Distribution, find_method
 
@@ -56,9 +57,10 @@ class Search:
                 of a numpy generator that returns a start, for each restart a new one.
             sigma0: how far from ``x0`` to look at first, one standard deviation or one for each coordinate: a third of
                 the distance to where the minimum might be.
-            method: "spectral" learns all correlations; "separable" learns the scale of each coordinate, for thousands
-                of them. Or a function ``method(mean, sigma)`` that returns a ``Distribution``, or a class with such a
-                constructor named ``start``.
+            method: "spectral" sees only the order of values and learns all correlations; "auto", the default of
+                ``minimize``, is the same after a descent along slopes wherever values may be smooth; "separable" learns
+                the scale of each coordinate, for thousands of them. Or a function ``method(mean, sigma)`` that returns
+                a ``Distribution``, or a class with such a constructor named ``start``.
             population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number. More search
                 more globally.
             bounds: ``(lower, upper)``, numbers or vectors or ``None``, or one such pair for each coordinate.
@@ -81,7 +83,7 @@ class Search:
         sizes = {"max_evals": max_evals, "max_iter": max_iter, "max_restarts": max_restarts}
         check_options(sizes=sizes, numbers={**numbers, "target": (target, -np.inf)})
         check_population(population)
-        begin = find_method(method)
+        begin = find_method("spectral" if method == "auto" else method)
         self._rng = np.random.default_rng(seed)
         self._x0 = x0 if callable(x0) else None
         first = x0(self._rng) if callable(x0) else x0
@@ -98,6 +100,9 @@ class Search:
         self._max_seconds, self._max_restarts, self.target = max_seconds, max_restarts, target
         self._tolfun, self._tolx = tolfun, tolx
         self._present = Start(even(default_population(d)) if population is None else population)
+        self._tally, self._used = Tally(tolfun), 0
+        self.decisions: list[str] = []
+        self._smooth = method == "auto" and self._may_descend(noisy)
         self._restarts = find_schedule(restarts)
         self.noise = Reevaluation() if noisy else None
         self.evaluations = self.iterations = self.failures = self.restarts = 0
@@ -109,15 +114,50 @@ class Search:
         self._clock: float | None = None
         self._injected: list[Array] = []
         self._asked: Asked | None = None
-        self._begin(start)
+        self._begin(start, descend=self._smooth)
 
-    def _begin(self, start: Array) -> None:
-        """Begin a run, the first or one after a restart."""
-        sigma = self._sigma0 * self._present.width
-        self.distribution: Distribution = self._method(self._domain.encode(start), sigma)
+    def _begin(self, start: Array, descend: bool = False) -> None:
+        """Begin a run, the first or one after a restart; or the descent before it."""
+        sigma, center = self._sigma0 * self._present.width, self._domain.encode(start)
+        self.distribution: Distribution = (self._descend if descend else self._method)(center, sigma)
         self._progress = Progress(sigma, self._tolfun, self._tolx)
         self._run_start = self.evaluations
         self._asked = None
+
+    def _may_descend(self, noisy: bool) -> bool:
+        """Decide whether to begin with a descent."""
+        obstacles = {
+            "values are noisy": noisy,
+            "some coordinates are integers": self._domain.whole,
+            "points are not in double precision": not self._form.exact,
+            "there are too few evaluations": self.max_evals < 2 * self.dimension,
+        }
+        found = [why for why, there in obstacles.items() if there]
+        self.decisions.append(f"no descent, because {found[0]}" if found else "a descent, in case values are smooth")
+        return not found
+
+    def _descend(self, mean: Array, sigma: float) -> Descent:
+        return Descent.begin(mean, sigma, self._tolfun)
+
+    def kinds(self) -> list[Distribution]:
+        """Return an example of each kind of distribution that this search may have."""
+        methods = [self._method, self._descend] if self._smooth else [self._method]
+        return [method(self._domain.encode(self._start), self._sigma0) for method in methods]
+
+    @property
+    def descending(self) -> bool:
+        """Whether the start for smooth functions is still under way."""
+        return isinstance(self.distribution, Descent)
+
+    @property
+    def generations(self) -> int:
+        """Generations of the present run, not counting the descent."""
+        return len(self._progress.best)
+
+    @property
+    def run_evaluations(self) -> int:
+        """Evaluations of the present run, or descent."""
+        return self.evaluations - self._run_start
 
     @property
     def dimension(self) -> int:
@@ -159,7 +199,7 @@ class Search:
         left = self.max_evals - self._reserved() - self.evaluations
         left = max(left, 1) if self._reason is None else 10**18  # whoever goes on after the end may do so
         plan = None if self.noise is None else self.noise.plan(self.population, left)
-        population = min(self.population, left)
+        population = min(getattr(self.distribution, "points", self.population), left)
         z = self.distribution.draw(self._rng, population)
         x = self._domain.decode(self.distribution.sample(z, self._stretch()))
         for row in range(min(len(self._injected), population)):
@@ -188,11 +228,12 @@ class Search:
             x, told = asked.x, self.noise.average(asked.plan, told)
         told = sanitize(told)
         self._keep_best(x, told)
-        if len(x) > 1:
+        if len(x) > 1 or self.descending:
             self._learn(x, told)
         self.iterations += 1
         self._asked = None
-        self._progress.add(told)
+        if not self.descending:
+            self._progress.add(told)
         self._record(told)
         self._look()
 
@@ -267,9 +308,9 @@ class Search:
             axes = np.sort(self.distribution.axes())
             history.add(
                 nfev=self.evaluations,
-                fun=self._progress.best[-1],
+                fun=float(values.min()),
                 best=self.best_fun,
-                median=self._progress.median[-1],
+                median=float(np.sort(values)[(len(values) - 1) // 2]),
                 sigma=self.sigma,
                 ratio=float(axes[-1] / axes[0]),
                 axes=axes,
@@ -292,17 +333,35 @@ class Search:
             self._look_at_run()
 
     def _look_at_run(self) -> None:
-        reason = self._progress.reason(self.distribution, self.population, self._domain.scale)
-        used = self.evaluations - self._run_start
-        limited = self._present.max_evals is not None and used >= self._present.max_evals
-        if reason is None and not limited:
-            return
+        used, descent = self.run_evaluations, self.distribution
+        if isinstance(descent, Descent):
+            if descent.over is None:
+                return
+            reason: str | None = "tolfun"
+            self._end_descent(descent, used)
+            if not self._tally.runs:
+                return
+        else:
+            reason = self._progress.reason(self.distribution, self.population, self._domain.scale)
+            limit = self._present.max_evals
+            if reason is None and (limit is None or used < limit):
+                return
+            self._tally.runs, self._used = self._tally.runs + used, used
+            self._tally.best = min(self._tally.best, *self._progress.best)
         most = self._max_restarts
         if reason == "failed" and self.best is None:  # again at the same point it would be no better, elsewhere it may
             few = FAILED_RESTARTS if self._x0 is not None or self._domain.boxed else 0
             most = few if most is None else min(most, few)
-        allowed = most is None or self.restarts < most
-        following = self._restarts(self._present, used, self._rng) if self._restarts is not None and allowed else None
+        if self._restarts is None or (most is not None and self.restarts >= most):
+            self._reason = reason or "max_evals"
+        elif self._tally.descend:
+            self.restarts += 1
+            self._begin(self._new_start(), descend=True)
+        else:
+            self._follow(self._restarts(self._present, self._used, self._rng), reason)
+
+    def _follow(self, following: Start | None, reason: str | None) -> None:
+        """Begin the run that the schedule wants, or end."""
         if following is None:
             self._reason = reason or "max_evals"
             return
@@ -311,6 +370,16 @@ class Search:
         self._present = following
         self.restarts += 1
         self._begin(self._new_start())
+
+    def _end_descent(self, descent: Descent, used: int) -> None:
+        """Take note of a descent; after the first one begin the search, if that has found a minimum where it began."""
+        found = descent.over == "converged"
+        self._tally.descents += used
+        self._tally.found = min(self._tally.found, descent.value if found else np.inf)
+        where = f"found a minimum, {descent.value:.6g}," if found else f"gave up at {descent.value:.6g}"
+        self.decisions.append(f"the descent {where} after {used} evaluations")
+        if not self._tally.runs:
+            self._begin(self._domain.decode(descent.start if found else descent.mean))
 
     def _new_start(self) -> Array:
         if self._x0 is not None:

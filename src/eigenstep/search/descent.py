@@ -1,0 +1,200 @@
+"""A start for smooth functions: quasi-Newton descent, with slopes from differences, before the Gaussian takes over.
+
+The inverse Hessian is held as a factor, ``S^-1 = L L^T``, and points as ``m + L z``. In these coordinates the curvature
+is one if it is known: the descent goes along the slope, ``z = -t g`` with ``g = L^T grad f``, differences have the same
+step in every direction, and the update of BFGS (in product form, Brodlie et al., 1973) needs no solve. For a move ``s``
+that changed the slope by ``y``::
+
+    L <- L - L s w^T,    g <- g - w (s^T g),    w = (y + sqrt(s^T y / s^T s) s) / s^T y
+
+Curvature that is too large is unlearned slowly, and one that is too small at once. So wherever a move finds less
+curvature than expected, all of it is reduced first (Oren and Luenberger, 1974), and what was too much comes back.
+
+A move lowers a smooth function by about half of its squared slope. Where most moves gain next to nothing of that, or
+the function falls nowhere, the descent gives up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.numpy_twin import Array
+
+EPS = float(np.finfo(np.float64).eps)
+NOISE = 10 * EPS  # Rounding errors of values, relative to them
+LONGEST_DIFFERENCE = 1e-7  # Of the points for slopes, in units of sigma0
+DECREASE = 1e-4  # The part of what the slope promises that a move must gain, Armijo's constant
+PRECISION = 1.2  # Factor by which a step may be longer or shorter than a parabola suggests
+MOST_TRIALS = 12  # Points along one direction
+LEAST_CURVATURE = 0.05  # Smaller ones, also negative ones, count as this, relative to what was known
+SOFTENING = 0.75  # By which power of the curvature found, relative to that expected, the factor is enlarged
+LOOK_BACK = 10  # Moves whose gains tell whether a function is smooth
+LEAST_GAIN = 0.001  # Median of them, relative to half the squared slope
+FIRST_MOVES, FIRST_GAIN = 5, 0.08  # The same for the first moves, when little is lost by giving up
+MOST_MOVES = (150, 15)  # In all, and for each dimension
+FARTHEST = 1e4  # Longest way, in units of sigma0: beyond it there seems to be no minimum
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Where the descent is, and what it waits for: slopes, or the value of one trial. All methods return a new one."""
+
+    mean: Array  # m, where it is
+    factor: Array  # L, shape (d, d)
+    start: Array  # where it began
+    unit: float  # sigma0
+    tolfun: float  # it is over when moves promise less
+    slope: Array  # g at m, or at the last point while the new one is measured
+    gains: Array  # what the last moves gained, relative to half the squared slope, latest last
+    value: float = 0.0  # f(m)
+    known: bool = False  # whether there is a value
+    measuring: bool = True  # whether it waits for slopes
+    trial: float = 0.0  # t that it waits for
+    step: float = 0.0  # the best t so far along this direction; 0 if none is good enough
+    reached: float = 0.0  # the value there
+    trials: int = 0  # along this direction
+    moves: int = 0  # so far
+    scaled: bool = False  # whether L knows a curvature
+    fresh: bool = False  # whether all that L knew of directions was forgotten since the last good move
+    over: str | None = None  # why it is over: "converged", "rough" or "far"
+
+    @classmethod
+    def begin(cls, mean: Array, sigma: float, tolfun: float = 0.0) -> Descent:
+        """Return a descent from ``mean``, at first with a step of ``sigma``."""
+        d = len(mean)
+        return cls(mean, sigma * np.eye(d), mean, sigma, tolfun, np.zeros(d), np.ones(LOOK_BACK))
+
+    @property
+    def sigma(self) -> Array:
+        """The step size with which it began."""
+        return np.array(self.unit)
+
+    @property
+    def points(self) -> int:
+        """How many samples it asks for."""
+        return len(self.mean) if self.known and self.measuring else 1
+
+    def draw(self, rng: np.random.Generator, population: int) -> Array:
+        """Return what it waits for, in its own coordinates: at first its own value, then slopes and trials in turn."""
+        if not self.known:
+            return np.zeros((1, len(self.mean)))
+        return np.diag(self._differences())[:population] if self.measuring else -self.trial * self.slope[None]
+
+    def sample(self, z: Array, stretch: Array | None = None) -> Array:
+        """Return ``m + L z``."""
+        return self.mean + z @ self.factor.T
+
+    def whiten(self, x: Array, stretch: Array | None = None) -> Array:
+        """Return the ``z`` of points."""
+        return np.asarray(np.linalg.solve(self.factor, (x - self.mean).T).T)
+
+    def update(self, z: Array, values: Array, stretch: Array | None = None) -> Descent:
+        """Go on with the values of what it waited for; with anything else, or a failure, it is over."""
+        wanted = self.draw(np.random.default_rng(0), self.points)
+        if z.shape != wanted.shape or not np.array_equal(z[np.lexsort(z.T)], wanted[np.lexsort(wanted.T)]):
+            return replace(self, over="rough")
+        if not self.measuring:
+            return self._tried(float(values[0]))
+        if not np.isfinite(values).all():
+            return replace(self, over="rough")
+        if not self.known:
+            return replace(self, value=float(values[0]), known=True)
+        slope = np.empty(len(self.mean))
+        slope[z.argmax(-1)] = values - self.value
+        return self._measured(slope / self._differences())
+
+    def _differences(self) -> Array:
+        """Return the steps for slopes: at best the root of what rounding does to values, where the curvature is one."""
+        step = 2 * math.sqrt(NOISE * abs(self.value)) or 1e-8
+        lengths = np.sqrt((self.factor * self.factor).sum(0))
+        return np.minimum(step if self.scaled else np.inf, LONGEST_DIFFERENCE * self.unit / lengths)
+
+    def _measured(self, slope: Array) -> Descent:
+        """Learn from a slope, and choose a direction."""
+        factor, scaled = self.factor, self.scaled
+        if self.step > 0:
+            move = -self.step * self.slope
+            factor, slope, scaled = self._learned(move, slope, slope - self.slope)
+        squared = float(slope @ slope)
+        expected = max(NOISE * abs(self.value), 0.01 * self.tolfun)
+        state = replace(self, factor=factor, slope=slope, scaled=scaled, measuring=False, step=0.0, trials=0)
+        if squared <= 2 * expected or not math.isfinite(squared):
+            flat = squared == 0 and self.moves == 0
+            return replace(state, over="rough" if flat else "converged")
+        return replace(state, trial=1.0 if scaled else 1 / math.sqrt(squared))
+
+    def _learned(self, s: Array, slope: Array, y: Array) -> tuple[Array, Array, bool]:
+        """Return the factor, and the slope in its coordinates, after a move ``s`` that changed the slope by ``y``."""
+        factor, length, product = self.factor, float(s @ s), float(s @ y)
+        if not self.scaled:
+            if product <= 0:
+                return factor, slope, False
+            size = math.sqrt(product / float(y @ y))
+        else:
+            if product < LEAST_CURVATURE * length:
+                share = (1 - LEAST_CURVATURE) * length / (length - product)
+                y = share * y + (1 - share) * s
+                product = LEAST_CURVATURE * length
+            early = self.moves <= 3 * len(s)
+            size = max(1.0, (length / product) ** SOFTENING) if early else 1.0
+        factor, slope, s, y = factor * size, slope * size, s / size, y * size
+        length = length / size**2
+        w = (y + math.sqrt(product / length) * s) / product
+        return factor - np.outer(factor @ s, w), slope - w * float(s @ slope), True
+
+    def _tried(self, value: float) -> Descent:
+        """Look further along the direction, or nearer, or move."""
+        squared, t = float(self.slope @ self.slope), self.trial
+        bend = value - self.value + t * squared  # t^2 / 2 times the curvature
+        best = t * t * squared / (2 * bend) if bend > 0 and math.isfinite(bend) else math.inf if bend <= 0 else 0.0
+        state = replace(self, trials=self.trials + 1)
+        if self.step == 0 and not value <= self.value - DECREASE * t * squared:
+            if state.trials > MOST_TRIALS:
+                return state._failed()
+            return replace(state, trial=min(max(best, 0.1 * t), 0.5 * t))
+        if self.step == 0 or value < self.reached:
+            state = replace(state, step=t, reached=value)
+            if not 1 / PRECISION < best / t < PRECISION and state.trials <= MOST_TRIALS:
+                return replace(state, trial=min(max(best, 0.1 * t), 4 * t))
+        return state._moved(squared)
+
+    def _moved(self, squared: float) -> Descent:
+        mean = self.mean - self.step * (self.factor @ self.slope)
+        gain = 2 * (self.value - self.reached) / squared if self.scaled else 1.0  # it says nothing before L is known
+        gains, moves = np.append(self.gains[1:], gain), self.moves + 1
+        rough = np.median(gains) < LEAST_GAIN or moves > MOST_MOVES[0] + MOST_MOVES[1] * len(mean)
+        rough |= moves == 1 + FIRST_MOVES and np.median(gains[-FIRST_MOVES:]) < FIRST_GAIN
+        far = np.abs(mean - self.start).max() > FARTHEST * self.unit
+        return replace(
+            self,
+            mean=mean,
+            value=self.reached,
+            gains=gains,
+            moves=moves,
+            measuring=True,
+            fresh=self.fresh and self.step <= 0.1,
+            over="rough" if rough else "far" if far else None,
+        )
+
+    def _failed(self) -> Descent:
+        """Forget the directions, once; then it is over."""
+        if self.fresh or not self.scaled:
+            return replace(self, over="rough")
+        size = math.exp(float(np.linalg.slogdet(self.factor)[1]) / len(self.mean))
+        return replace(self, factor=size * np.eye(len(self.mean)), fresh=True, measuring=True, step=0.0)
+
+    def deviations(self) -> Array:
+        """Return the lengths of the factor's rows."""
+        return np.sqrt((self.factor * self.factor).sum(1))
+
+    def axes(self) -> Array:
+        """Return the lengths of the factor's columns."""
+        return np.sqrt((self.factor * self.factor).sum(0))
+
+    def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> Descent:
+        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the other way."""
+        return replace(self, mean=mean, factor=np.where(flipped, -1.0, 1.0)[:, None] * self.factor)
