@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eigenstep.search import Search, minimize
-from eigenstep.search.descent import LEAST_CURVATURE, SOFTENING, Descent
+from eigenstep.search.descent import LEAST_CURVATURE, MEMORY, SOFTENING, Descent, LimitedDescent
 from eigenstep.search.runs import Tally
 
 from .problems import Array, ellipsoid, rastrigin, rosenbrock, rotation, sphere
@@ -32,8 +32,8 @@ def test_the_factor_has_the_inverse_hessian_of_bfgs(curvature: float) -> None:
     y = rng.standard_normal(d)
     y += (curvature - y @ s / (s @ s)) * s
     state = replace(Descent.begin(np.zeros(d), 1.0), factor=L, scaled=True, moves=1)
-    factor, turned, scaled = state._learned(s, slope, y)
-    assert scaled
+    state = state._learned(s, slope, y)
+    factor, turned = state.factor, state.slope
     H, move = L @ L.T, L @ s
     change, gradient = (np.linalg.solve(L.T, v) for v in (y, slope))
     old = np.linalg.solve(H, move)
@@ -52,7 +52,7 @@ def test_slopes_are_gradients_in_the_coordinates_of_the_factor() -> None:
     state = Descent.begin(np.array([1.0, -2.0, 0.5, 3.0]), 0.5)
     for _ in range(2):
         z = state.draw(np.random.default_rng(0), state.points)
-        state = state.update(z, ellipsoid(state.sample(z) @ R.T, 100.0))
+        state = state.update(z[::-1], ellipsoid(state.sample(z[::-1]) @ R.T, 100.0))
     gradient = R.T @ (2 * 100 ** (np.arange(4) / 3) * (R @ state.mean))
     np.testing.assert_allclose(state.slope, 0.5 * gradient, rtol=1e-5)
 
@@ -119,10 +119,11 @@ def test_minimize_says_what_it_did() -> None:
     order = minimize(rosenbrock, np.zeros(5), 0.5, seed=0, target=1e-9, method="spectral")
     assert smooth.success
     assert smooth.nfev < order.nfev / 2
-    assert smooth.decisions == ("a descent, in case values are smooth",)
+    choice = "the method 'spectral', because there are 5 coordinates"
+    assert smooth.decisions == ("a descent, in case values are smooth", choice)
     assert order.decisions == ()
     found = minimize(rastrigin, np.full(4, 3.3), 1.0, seed=0, max_evals=2000)
-    assert found.decisions[1].startswith("the descent found a minimum, 35.8")
+    assert found.decisions[2].startswith("the descent found a minimum, 35.8")
     for options, why in (({"noisy": True}, "noisy"), ({"integers": [0]}, "integers"), ({"max_evals": 5}, "too few")):
         assert why in minimize(sphere, np.ones(4), 0.5, seed=0, **{"max_evals": 100, **options}).decisions[0]
 
@@ -153,6 +154,46 @@ def test_descents_from_elsewhere_go_on_as_long_as_they_find_lower_minima() -> No
     result = minimize(peaks, centers[10] + 0.5, 0.5, seed=0, bounds=(-5, 5), restarts="ipop", max_evals=5000)
     assert sum("the descent" in decision for decision in result.decisions) > 2
     assert result.restarts > 2
+
+
+def two_loops(state: LimitedDescent) -> Array:
+    """The inverse Hessian of L-BFGS as a matrix, by the textbook's update of it."""
+    d = len(state.slope)
+    s, y = state.pairs[-1]
+    H = (s @ y) / (y @ y) * np.eye(d)
+    for s, y in state.pairs:
+        r = 1 / (s @ y)
+        left = np.eye(d) - r * np.outer(s, y)
+        H = left @ H @ left.T + r * np.outer(s, s)
+    return -H @ state.slope
+
+
+def test_the_limited_descent_is_that_of_lbfgs() -> None:
+    rng, d = np.random.default_rng(0), 30
+    C = np.diag(np.linspace(1, 50, d))
+    s = rng.standard_normal((MEMORY, d))
+    state = LimitedDescent.begin(np.zeros(d), 1.0)
+    assert state.direction.tolist() == [0.0] * d
+    for k in range(MEMORY):
+        state = state._learned(s[k], rng.standard_normal(d), C @ s[k])  # type: ignore[assignment]
+    np.testing.assert_allclose(state.direction, two_loops(state), rtol=1e-9, atol=1e-12)
+    assert state._learned(s[0], s[1], -s[0]).memory is state.memory  # type: ignore[attr-defined]
+
+
+def test_in_many_dimensions_memory_is_linear() -> None:
+    d = 1000
+    search = Search(np.full(d, 1.0), 0.5, method="auto", seed=0, max_evals=60 * d, target=1e-6)
+    assert isinstance(search.distribution, LimitedDescent)
+    while not search.stop():
+        points = search.ask()
+        assert len(points) <= 20
+        search.tell(points, ellipsoid(points, 10.0))
+        state = search.distribution
+        assert sum(np.size(value) for value in vars(state).values() if value is not None) <= 40 * d
+    assert search.stop() == "target"
+    again = Search(np.full(d, 1.0), 0.5, method="auto", seed=1, max_evals=60 * d, target=1e-6)
+    again.load_state_dict(search.state_dict())
+    np.testing.assert_array_equal(again.ask(), search.ask())
 
 
 @pytest.mark.parametrize("how", ["state_dict", "pickle"])

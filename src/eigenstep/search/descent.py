@@ -17,7 +17,7 @@ the function falls nowhere, the descent gives up.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,10 +49,12 @@ class Descent:
     unit: float  # sigma0
     tolfun: float  # it is over when moves promise less
     slope: Array  # g at m, or at the last point while the new one is measured
+    rising: Array  # the new one, as far as it is measured
     gains: Array  # what the last moves gained, relative to half the squared slope, latest last
     value: float = 0.0  # f(m)
     known: bool = False  # whether there is a value
     measuring: bool = True  # whether it waits for slopes
+    measured: int = 0  # of how many directions the slope is known
     trial: float = 0.0  # t that it waits for
     step: float = 0.0  # the best t so far along this direction; 0 if none is good enough
     reached: float = 0.0  # the value there
@@ -65,8 +67,12 @@ class Descent:
     @classmethod
     def begin(cls, mean: Array, sigma: float, tolfun: float = 0.0) -> Descent:
         """Return a descent from ``mean``, at first with a step of ``sigma``."""
-        d = len(mean)
-        return cls(mean, sigma * np.eye(d), mean, sigma, tolfun, np.zeros(d), np.ones(LOOK_BACK))
+        zeros = np.zeros_like(mean)
+        return cls(mean, cls._isotropic(mean, sigma), mean, sigma, tolfun, zeros, zeros, np.ones(LOOK_BACK))
+
+    @staticmethod
+    def _isotropic(mean: Array, size: float) -> Array:
+        return size * np.eye(len(mean))
 
     @property
     def sigma(self) -> Array:
@@ -76,13 +82,28 @@ class Descent:
     @property
     def points(self) -> int:
         """How many samples it asks for."""
-        return len(self.mean) if self.known and self.measuring else 1
+        return min(self.block, len(self.mean) - self.measured) if self.known and self.measuring else 1
+
+    @property
+    def block(self) -> int:
+        """How many slopes are measured at once."""
+        return len(self.mean)
+
+    @property
+    def direction(self) -> Array:
+        """Where it goes, in its own coordinates."""
+        return -self.slope
 
     def draw(self, rng: np.random.Generator, population: int) -> Array:
         """Return what it waits for, in its own coordinates: at first its own value, then slopes and trials in turn."""
         if not self.known:
             return np.zeros((1, len(self.mean)))
-        return np.diag(self._differences())[:population] if self.measuring else -self.trial * self.slope[None]
+        if not self.measuring:
+            return self.trial * self.direction[None]
+        rows = np.arange(min(population, self.points))
+        z = np.zeros((len(rows), len(self.mean)))
+        z[rows, self.measured + rows] = self._differences()[self.measured + rows]
+        return z
 
     def sample(self, z: Array, stretch: Array | None = None) -> Array:
         """Return ``m + L z``."""
@@ -94,8 +115,8 @@ class Descent:
 
     def update(self, z: Array, values: Array, stretch: Array | None = None) -> Descent:
         """Go on with the values of what it waited for; with anything else, or a failure, it is over."""
-        wanted = self.draw(np.random.default_rng(0), self.points)
-        if z.shape != wanted.shape or not np.array_equal(z[np.lexsort(z.T)], wanted[np.lexsort(wanted.T)]):
+        z, values = (array[z.argmax(-1).argsort()] for array in (z, values))
+        if not np.array_equal(z, self.draw(np.random.default_rng(0), self.points)):
             return replace(self, over="rough")
         if not self.measuring:
             return self._tried(float(values[0]))
@@ -103,9 +124,11 @@ class Descent:
             return replace(self, over="rough")
         if not self.known:
             return replace(self, value=float(values[0]), known=True)
-        slope = np.empty(len(self.mean))
-        slope[z.argmax(-1)] = values - self.value
-        return self._measured(slope / self._differences())
+        rows, rising = slice(self.measured, self.measured + len(z)), self.rising.copy()
+        rising[rows] = (values - self.value) / self._differences()[rows]
+        if self.measured + len(z) < len(rising):
+            return replace(self, rising=rising, measured=self.measured + len(z))
+        return replace(self, measured=0)._measured(rising)
 
     def _differences(self) -> Array:
         """Return the steps for slopes: at best the root of what rounding does to values, where the curvature is one."""
@@ -115,24 +138,25 @@ class Descent:
 
     def _measured(self, slope: Array) -> Descent:
         """Learn from a slope, and choose a direction."""
-        factor, scaled = self.factor, self.scaled
-        if self.step > 0:
-            move = -self.step * self.slope
-            factor, slope, scaled = self._learned(move, slope, slope - self.slope)
-        squared = float(slope @ slope)
-        expected = max(NOISE * abs(self.value), 0.01 * self.tolfun)
-        state = replace(self, factor=factor, slope=slope, scaled=scaled, measuring=False, step=0.0, trials=0)
-        if squared <= 2 * expected or not math.isfinite(squared):
+        state = self._learned(self.step * self.direction, slope, slope - self.slope) if self.step > 0 else self
+        state = replace(state, slope=slope if self.step == 0 else state.slope, measuring=False, step=0.0, trials=0)
+        squared = state.squared
+        if squared <= 2 * max(NOISE * abs(self.value), 0.01 * self.tolfun) or not math.isfinite(squared):
             flat = squared == 0 and self.moves == 0
             return replace(state, over="rough" if flat else "converged")
-        return replace(state, trial=1.0 if scaled else 1 / math.sqrt(squared))
+        return replace(state, trial=1.0 if state.scaled else 1 / math.sqrt(squared))
 
-    def _learned(self, s: Array, slope: Array, y: Array) -> tuple[Array, Array, bool]:
-        """Return the factor, and the slope in its coordinates, after a move ``s`` that changed the slope by ``y``."""
+    @property
+    def squared(self) -> float:
+        """How much a step of 1 promises to gain, to first order."""
+        return -float(self.slope @ self.direction)
+
+    def _learned(self, s: Array, slope: Array, y: Array) -> Descent:
+        """Learn the factor, and the slope in its coordinates, after a move ``s`` that changed the slope by ``y``."""
         factor, length, product = self.factor, float(s @ s), float(s @ y)
         if not self.scaled:
             if product <= 0:
-                return factor, slope, False
+                return replace(self, slope=slope)
             size = math.sqrt(product / float(y @ y))
         else:
             if product < LEAST_CURVATURE * length:
@@ -144,11 +168,12 @@ class Descent:
         factor, slope, s, y = factor * size, slope * size, s / size, y * size
         length = length / size**2
         w = (y + math.sqrt(product / length) * s) / product
-        return factor - np.outer(factor @ s, w), slope - w * float(s @ slope), True
+        factor = factor - np.outer(factor @ s, w)
+        return replace(self, factor=factor, slope=slope - w * float(s @ slope), scaled=True)
 
     def _tried(self, value: float) -> Descent:
         """Look further along the direction, or nearer, or move."""
-        squared, t = float(self.slope @ self.slope), self.trial
+        squared, t = self.squared, self.trial
         bend = value - self.value + t * squared  # t^2 / 2 times the curvature
         best = t * t * squared / (2 * bend) if bend > 0 and math.isfinite(bend) else math.inf if bend <= 0 else 0.0
         state = replace(self, trials=self.trials + 1)
@@ -163,7 +188,7 @@ class Descent:
         return state._moved(squared)
 
     def _moved(self, squared: float) -> Descent:
-        mean = self.mean - self.step * (self.factor @ self.slope)
+        mean = self.sample(self.step * self.direction[None])[0]
         gain = 2 * (self.value - self.reached) / squared if self.scaled else 1.0  # it says nothing before L is known
         gains, moves = np.append(self.gains[1:], gain), self.moves + 1
         rough = np.median(gains) < LEAST_GAIN or moves > MOST_MOVES[0] + MOST_MOVES[1] * len(mean)
@@ -184,8 +209,8 @@ class Descent:
         """Forget the directions, once; then it is over."""
         if self.fresh or not self.scaled:
             return replace(self, over="rough")
-        size = math.exp(float(np.linalg.slogdet(self.factor)[1]) / len(self.mean))
-        return replace(self, factor=size * np.eye(len(self.mean)), fresh=True, measuring=True, step=0.0)
+        size = math.exp(float(np.log(self.axes()).mean()))
+        return replace(self, factor=self._isotropic(self.mean, size), fresh=True, measuring=True, step=0.0)
 
     def deviations(self) -> Array:
         """Return the lengths of the factor's rows."""
@@ -198,3 +223,94 @@ class Descent:
     def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> Descent:
         """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the other way."""
         return replace(self, mean=mean, factor=np.where(flipped, -1.0, 1.0)[:, None] * self.factor)
+
+
+MEMORY = 16  # Moves that are remembered in large dimensions
+BLOCK = 20  # Slopes measured at once there
+
+
+@dataclass(frozen=True)
+class LimitedDescent(Descent):
+    """The same with memory and time linear in the dimension, L-BFGS (Nocedal, 1980): it remembers the last moves alone.
+
+    Its coordinates are those of the space, in units of sigma0.
+    """
+
+    memory: Array = field(default_factory=lambda: np.zeros(0))  # moves and changes of the slope, latest last
+    remembered: int = 0  # how many of them
+
+    @classmethod
+    def begin(cls, mean: Array, sigma: float, tolfun: float = 0.0) -> LimitedDescent:
+        """Return a descent from ``mean``, at first with a step of ``sigma``."""
+        return replace(super().begin(mean, sigma, tolfun), memory=np.zeros((MEMORY, 2, len(mean))))
+
+    @property
+    def pairs(self) -> Array:
+        """The moves that are remembered, with changes of the slope."""
+        return self.memory[MEMORY - self.remembered :]
+
+    @staticmethod
+    def _isotropic(mean: Array, size: float) -> Array:
+        return np.array(size)
+
+    @property
+    def block(self) -> int:
+        """How many slopes are measured at once."""
+        return BLOCK
+
+    @property
+    def direction(self) -> Array:
+        """Where it goes: minus the inverse Hessian times the slope, by the two-loop recursion."""
+        q, shares = -self.slope, []
+        for s, y in self.pairs[::-1]:
+            shares.append(float(s @ q) / float(s @ y))
+            q = q - shares[-1] * y
+        if self.scaled:
+            q = q * self._softness
+        for s, y in self.pairs:
+            q = q + (shares.pop() - float(y @ q) / float(s @ y)) * s
+        return q
+
+    @property
+    def _softness(self) -> float:
+        s, y = self.pairs[-1]
+        return float(s @ y) / float(y @ y)
+
+    def sample(self, z: Array, stretch: Array | None = None) -> Array:
+        """Return ``m + sigma0 z``."""
+        return self.mean + self.unit * z
+
+    def whiten(self, x: Array, stretch: Array | None = None) -> Array:
+        """Return the ``z`` of points."""
+        return (x - self.mean) / self.unit
+
+    def _differences(self) -> Array:
+        step = LONGEST_DIFFERENCE
+        if self.scaled:
+            step = min(step, 2 * math.sqrt(NOISE * abs(self.value) * self._softness) or step)
+        return np.full(len(self.mean), step)
+
+    def _learned(self, s: Array, slope: Array, y: Array) -> Descent:
+        if float(s @ y) <= 1e-10 * float(y @ y):
+            return replace(self, slope=slope)
+        memory = np.concatenate([self.memory[1:], np.stack([s, y])[None]])
+        return replace(self, memory=memory, remembered=min(self.remembered + 1, MEMORY), slope=slope, scaled=True)
+
+    def _failed(self) -> Descent:
+        """Forget all pairs, once; then it is over."""
+        if self.fresh or not self.scaled:
+            return replace(self, over="rough")
+        return replace(self, remembered=1, fresh=True, measuring=True, step=0.0)
+
+    def deviations(self) -> Array:
+        """Return the step size for every coordinate."""
+        return np.full(len(self.mean), self.unit)
+
+    axes = deviations
+
+    def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> Descent:
+        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the other way."""
+        signs = np.where(flipped, -1.0, 1.0)
+        return replace(
+            self, mean=mean, slope=signs * self.slope, rising=signs * self.rising, memory=signs * self.memory
+        )

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..core.numpy_twin import Array
 from . import saved
-from .descent import Descent
+from .descent import Descent, LimitedDescent
 from .domain import Domain, Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
 from .history import Asked, History
 from .runs import Progress, Schedule, Start, Tally, find_schedule, known_reason
@@ -16,6 +16,7 @@ from .sampling import Reevaluation, default_population, even, sanitize
 from .spectral import Distribution, find_method
 
 LONGEST_INJECTION = 2.0  # Other points count as if at most this many times as far away as samples usually are
+LARGE = 400  # In more dimensions, memory has to be linear in them
 FAILED_RESTARTS = 3  # Restarts elsewhere as long as no evaluation has given a finite value
 
 
@@ -57,10 +58,10 @@ class Search:
                 of a numpy generator that returns a start, for each restart a new one.
             sigma0: how far from ``x0`` to look at first, one standard deviation or one for each coordinate: a third of
                 the distance to where the minimum might be.
-            method: "spectral" sees only the order of values and learns all correlations; "auto", the default of
-                ``minimize``, is the same after a descent along slopes wherever values may be smooth; "separable" learns
-                the scale of each coordinate, for thousands of them. Or a function ``method(mean, sigma)`` that returns
-                a ``Distribution``, or a class with such a constructor named ``start``.
+            method: "spectral" sees only the order of values and learns all correlations; "separable" learns the scale
+                of each coordinate, for thousands of them; "auto", the default of ``minimize``, is one of both, by the
+                dimension, after a descent along slopes wherever values may be smooth. Or a function
+                ``method(mean, sigma)`` that returns a ``Distribution``, or a class with such a constructor, ``start``.
             population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number. More search
                 more globally.
             bounds: ``(lower, upper)``, numbers or vectors or ``None``, or one such pair for each coordinate.
@@ -83,7 +84,7 @@ class Search:
         sizes = {"max_evals": max_evals, "max_iter": max_iter, "max_restarts": max_restarts}
         check_options(sizes=sizes, numbers={**numbers, "target": (target, -np.inf)})
         check_population(population)
-        begin = find_method("spectral" if method == "auto" else method)
+        automatic = isinstance(method, str) and method == "auto"
         self._rng = np.random.default_rng(seed)
         self._x0 = x0 if callable(x0) else None
         first = x0(self._rng) if callable(x0) else x0
@@ -95,14 +96,17 @@ class Search:
         if not self._domain.contains(start):
             raise ValueError("x0 must be within the bounds")
         check_start(start, sigma * scale, tolx, self._form)
-        self._start, self._sigma0, self._method = start, sigma, begin
+        begin = ("separable" if d > LARGE else "spectral") if automatic else method
+        self._start, self._sigma0, self._method = start, sigma, find_method(begin)
         self.max_evals, self._max_iter = 10_000 * d if max_evals is None else max_evals, max_iter
         self._max_seconds, self._max_restarts, self.target = max_seconds, max_restarts, target
         self._tolfun, self._tolx = tolfun, tolx
         self._present = Start(even(default_population(d)) if population is None else population)
         self._tally, self._used = Tally(tolfun), 0
         self.decisions: list[str] = []
-        self._smooth = method == "auto" and self._may_descend(noisy)
+        self._smooth = automatic and self._may_descend(noisy)
+        if automatic:
+            self.decisions.append(f"the method {begin!r}, because there are {d} coordinates")
         self._restarts = find_schedule(restarts)
         self.noise = Reevaluation() if noisy else None
         self.evaluations = self.iterations = self.failures = self.restarts = 0
@@ -137,7 +141,8 @@ class Search:
         return not found
 
     def _descend(self, mean: Array, sigma: float) -> Descent:
-        return Descent.begin(mean, sigma, self._tolfun)
+        kind = LimitedDescent if self.dimension > LARGE else Descent
+        return kind.begin(mean, sigma, self._tolfun)
 
     def kinds(self) -> list[Distribution]:
         """Return an example of each kind of distribution that this search may have."""

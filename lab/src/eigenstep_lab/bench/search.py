@@ -45,6 +45,10 @@ EASY = {"Ackley": 0.75, "Griewank": 0.75, "Rosenbrock": 0.95}
 """Functions that need no restarts, and the share of pycma's evaluations that is allowed."""
 HARD = ("Bohachevsky", "Schaffer")
 TARGET = 1e-8
+PORTFOLIO = {"5": 0.335, "10": 0.285, "20": 0.249, "40": 0.2}
+"""Areas of COCO's best-2009 portfolio, the best algorithm for each function and target; in 40 dimensions a bit less."""
+BUDGETS = (10, 20, 50, 100, 200, 500, 1000)
+"""Evaluations per dimension at which shares of targets are compared."""
 OVERHEAD_DIMENSIONS = (5, 10, 20, 40, 80, 160, 320, 640)
 
 
@@ -59,6 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--instances", nargs=2, type=int, default=[1, 5], help="of BBOB, first and last (default: %(default)s)"
+    )
+    searches = [name for name in PEERS if name != "surrogate"]
+    parser.add_argument(
+        "--searches", nargs="+", choices=list(PEERS), default=searches, help="of BBOB (default: all but the slow one)"
     )
     parser.add_argument("--full", action="store_true", help="BBOB with instances 1 to 15")
     parser.add_argument("--seeds", type=int, default=25, help="of `functions` (default: %(default)s)")
@@ -142,8 +150,8 @@ def compute_bbob(args: argparse.Namespace) -> dict[str, Any]:
     """Return areas and curves; see ``.search_bbob``."""
     first, last = (1, 15) if args.full else args.instances
     instances = range(first, last + 1)
-    found: dict[int, dict[str, dict[int, Any]]] = {d: {peer: {} for peer in PEERS} for d in args.dimensions}
-    jobs = [(d, function, peer) for d in args.dimensions for function in BBOB for peer in PEERS]
+    found: dict[int, dict[str, dict[int, Any]]] = {d: {peer: {} for peer in args.searches} for d in args.dimensions}
+    jobs = [(d, function, peer) for d in args.dimensions for function in BBOB for peer in args.searches]
     for d, function, peer in track(jobs, "BBOB"):
         found[d][peer][function] = run_function(args.directory, peer, function, d, instances)
     return summarize(found, f"{first}-{last}")
@@ -249,14 +257,32 @@ def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
             quantity = f"{name}, d = {d}: runs of {len(hits['pycma'])} that succeed with BIPOP, minus pycma's"
             yield Verdict("With restarts it succeeds as often.", "spectral", quantity, more, 0, at_least=True)
     for d, peers in computed.get("bbob", {}).get("dimensions", {}).items():
-        for rival in ("pycma", "cmaes"):
-            more = peers["eigenstep"]["area"] - peers[rival]["area"]
-            quantity = f"BBOB, d = {d}: area under the ECDF, minus that of {rival}"
-            yield Verdict("It is the better choice on BBOB.", "spectral", quantity, more, 0, at_least=True)
+        yield from bbob_verdicts(d, peers)
     for d, times in computed.get("overhead", {}).items():
         quantity, limit = f"d = {d}: CPU time per evaluation, divided by pycma's", 1 / 3 if int(d) == 40 else 1.0
         ratio = times["eigenstep"] / times["pycma"]
         yield Verdict("It costs less time than pycma.", "spectral", quantity, ratio, limit, timed=True)
+
+
+def bbob_verdicts(d: str, peers: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge what was computed of BBOB in one dimension."""
+    area = {peer: entry["area"] for peer, entry in peers.items()}
+    for rival in ("pycma", "cmaes"):
+        if {rival, "eigenstep"} <= set(peers):
+            more = area["eigenstep"] - area[rival]
+            quantity = f"BBOB, d = {d}: area under the ECDF, minus that of {rival}"
+            yield Verdict("It is the better choice on BBOB.", "spectral", quantity, more, 0, at_least=True)
+    if "eigenstep-auto" not in peers:
+        return
+    claim, ours = "Its default is as good as the best of many.", peers["eigenstep-auto"]
+    if d in PORTFOLIO:
+        quantity = f"BBOB, d = {d}: area under the ECDF"
+        yield Verdict(claim, "auto", quantity, ours["area"], PORTFOLIO[d], at_least=True)
+    for rival, allowed, budgets in (("eigenstep", -0.01, BUDGETS), ("surrogate", 0.0, (50, 100))):
+        if rival in peers:
+            more = min(ours["budgets"][str(b)] - peers[rival]["budgets"][str(b)] for b in budgets)
+            quantity = f"BBOB, d = {d}: least lead over {rival} of the share of targets at {budgets} evaluations / d"
+            yield Verdict("A descent does no harm at any budget.", "auto", quantity, more, allowed, at_least=True)
 
 
 def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
@@ -274,19 +300,27 @@ def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
             yield Table(title, ["function", "d", "eigenstep", "pycma"], rows)
     if "bbob" in computed:
         entries = computed["bbob"]["dimensions"].items()
-        rows = [[d, peers["pycma"]["instances"], *(f"{peers[p]['area']:.4f}" for p in PEERS)] for d, peers in entries]
+        names = list(next(iter(computed["bbob"]["dimensions"].values())))
+        rows = [[d, peers[names[0]]["instances"], *(f"{peers[p]['area']:.4f}" for p in names)] for d, peers in entries]
         title = f"BBOB: area under the ECDF, {BUDGET} evaluations per dimension"
-        yield Table(title, ["d", "instances", *PEERS], rows)
-        rows = [[d, *(", ".join(worse(peers, p)) or "none" for p in ("pycma", "cmaes"))] for d, peers in entries]
-        yield Table("BBOB: functions on which the area is smaller than that of", ["d", "pycma", "cmaes"], rows)
+        yield Table(title, ["d", "instances", *names], rows)
+        rows = [
+            [d, name, *(f"{entry['budgets'][str(b)]:.3f}" for b in BUDGETS)]
+            for d, peers in entries
+            for name, entry in peers.items()
+        ]
+        yield Table("BBOB: share of targets reached", ["d", "search", *(f"{b} d" for b in BUDGETS)], rows)
+        rivals = [name for name in names if name != names[0]]
+        rows = [[d, *(", ".join(worse(peers, names[0], p)) or "none" for p in rivals)] for d, peers in entries]
+        yield Table(f"BBOB: functions on which the area of {names[0]} is smaller than that of", ["d", *rivals], rows)
     if "overhead" in computed:
-        rows = [[d, *(f"{times[p]:.1f}" for p in PEERS)] for d, times in computed["overhead"].items()]
-        yield Table("Microseconds of CPU time per evaluation", ["d", *PEERS], rows, timed=True)
+        rows = [[d, *(f"{times[p]:.1f}" for p in STEPPERS)] for d, times in computed["overhead"].items()]
+        yield Table("Microseconds of CPU time per evaluation", ["d", *STEPPERS], rows, timed=True)
 
 
-def worse(peers: Mapping[str, Any], rival: str) -> list[str]:
-    """Name the functions on which ours is worse by more than 0.01, with the difference."""
-    ours, theirs = peers["eigenstep"]["functions"], peers[rival]["functions"]
+def worse(peers: Mapping[str, Any], name: str, rival: str) -> list[str]:
+    """Name the functions on which a search is worse than a rival by more than 0.01, with the difference."""
+    ours, theirs = peers[name]["functions"], peers[rival]["functions"]
     return [f"f{f} ({ours[f] - theirs[f]:+.2f})" for f in ours if ours[f] < theirs[f] - 0.01]
 
 
@@ -300,11 +334,13 @@ def draw(computed: Mapping[str, Any], path: str) -> None:
         for number, (name, entry) in enumerate(peers.items()):
             label = f"{name}: area {entry['area']:.3f}"
             ax.plot(bbob["evaluations_per_dimension"], entry["curve"], label=label, **look(name, number))
+        if d in PORTFOLIO:
+            ax.plot([], [], " ", label=f"(best-2009 portfolio: area {PORTFOLIO[d]:.3f})")
         ax.set(title=f"BBOB, d = {d}", xlabel="evaluations / d", ylabel="targets reached", xscale="log", ylim=(0, 1))
         ax.legend(fontsize=8)
     if "overhead" in computed:
         ax, found = panels.pop(0), computed["overhead"]
-        for number, name in enumerate(PEERS):
+        for number, name in enumerate(STEPPERS):
             times = [row[name] for row in found.values()]
             ax.plot([int(d) for d in found], times, marker="o", label=name, **look(name, number))
         ax.set(title="Overhead", xlabel="d", ylabel="CPU µs per evaluation", xscale="log", yscale="log")
