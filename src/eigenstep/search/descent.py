@@ -242,16 +242,14 @@ class LimitedDescent(Descent):
     @classmethod
     def begin(cls, mean: Array, sigma: float, tolfun: float = 0.0) -> LimitedDescent:
         """Return a descent from ``mean``, at first with a step of ``sigma``."""
-        return replace(super().begin(mean, sigma, tolfun), memory=np.zeros((MEMORY, 2, len(mean))))
+        zeros = np.zeros_like(mean)
+        arrays = zeros, zeros, np.ones(LOOK_BACK)
+        return cls(mean, np.array(sigma), mean, sigma, tolfun, *arrays, memory=np.zeros((MEMORY, 2, len(mean))))
 
     @property
     def pairs(self) -> Array:
         """The moves that are remembered, with changes of the slope."""
         return self.memory[MEMORY - self.remembered :]
-
-    @staticmethod
-    def _isotropic(mean: Array, size: float) -> Array:
-        return np.array(size)
 
     @property
     def block(self) -> int:

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..core.numpy_twin import Array
 from . import saved
+from .categories import Mixed
 from .descent import Descent, LimitedDescent
 from .domain import Domain, Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
 from .history import Asked, History
@@ -40,6 +42,7 @@ class Search:
         population: int | None = None,
         bounds: object = None,
         integers: object = None,
+        categories: Mapping[int, int] | None = None,
         restarts: str | Schedule | None = None,
         noisy: bool = False,
         seed: int | None = None,
@@ -66,6 +69,8 @@ class Search:
                 more globally.
             bounds: ``(lower, upper)``, numbers or vectors or ``None``, or one such pair for each coordinate.
             integers: indices of coordinates that must be integers.
+            categories: indices of coordinates that are categories without order, and how many values each has: these
+                are 0, 1 and so on. At first all are equally likely, whatever ``x0`` says.
             restarts: what to do at a local minimum: stop (``None``); start again with twice the population ("ipop"); or
                 do so alternately with small, narrow runs ("bipop"), at random points if all coordinates have bounds,
                 else at ``x0``. Or a function (``eigenstep.search.runs.Schedule``). Where nothing has a finite value,
@@ -92,12 +97,14 @@ class Search:
         start = read_vector(first, "x0")
         d = len(start)
         sigma, scale = read_sigma(sigma0, d)
-        self._domain = Domain.build(scale, bounds, integers, sigma, self._form)  # type: ignore[arg-type]
+        self._domain = Domain.build(scale, bounds, integers, sigma, self._form, categories)  # type: ignore[arg-type]
         if not self._domain.contains(start):
             raise ValueError("x0 must be within the bounds")
         check_start(start, sigma * scale, tolx, self._form)
         begin = ("separable" if d > LARGE else "spectral") if automatic else method
         self._start, self._sigma0, self._method = start, sigma, find_method(begin)
+        if self._domain.categories:
+            self._method = partial(Mixed.start, begin=self._method, categories=self._domain.categories)
         self.max_evals, self._max_iter = 10_000 * d if max_evals is None else max_evals, max_iter
         self._max_seconds, self._max_restarts, self.target = max_seconds, max_restarts, target
         self._tolfun, self._tolx = tolfun, tolx
@@ -132,7 +139,7 @@ class Search:
         """Decide whether to begin with a descent."""
         obstacles = {
             "values are noisy": noisy,
-            "some coordinates are integers": self._domain.whole,
+            "some coordinates are integers or categories": self._domain.whole,
             "points are not in double precision": not self._form.exact,
             "there are too few evaluations": self.max_evals < 2 * self.dimension,
         }
@@ -304,7 +311,9 @@ class Search:
             whitened = self.distribution.whiten(self._domain.encode(x[own]), stretch)
             length = np.sqrt((whitened * whitened).sum(-1, keepdims=True))
             longest = LONGEST_INJECTION * self.dimension**0.5
-            found[own] = whitened * np.minimum(1.0, longest / np.maximum(length, 1e-300))
+            shorter = whitened * np.minimum(1.0, longest / np.maximum(length, 1e-300))
+            shorter[:, list(self._domain.categories)] = whitened[:, list(self._domain.categories)]
+            found[own] = shorter
         return found
 
     def _record(self, values: Array) -> None:

@@ -9,6 +9,7 @@ Parts:
   restarts   how often Bohachevsky's and Schaffer's functions are solved, with BIPOP restarts on both sides; Schaffer's
              is 1e-8 only at a distance of 1e-18 from its minimum, so neither stops because steps are small
   bbob       24 functions of the COCO platform with IPOP restarts: area under the ECDF of evaluations per target
+  mixed      evaluations to 1e-6 on functions of numbers, integers and categories, against CatCMA with margin
   overhead   CPU time per evaluation beside the function itself, by dimension, in turns
 
 Everything is computed piece by piece into files in --directory. Interrupt it as you like: the same command goes on.
@@ -38,9 +39,11 @@ from ..problems.functions import FUNCTIONS
 from ..results import Table, Verdict, verdict_table
 from .search_bbob import BUDGET, run_function, summarize
 from .search_bbob import FUNCTIONS as BBOB
+from .search_mixed import FUNCTIONS as MIXED
+from .search_mixed import SEARCHES, solve_mixed
 from .search_peers import PEERS, TOLX, Array, Counted
 
-PARTS = ("functions", "restarts", "bbob", "overhead")
+PARTS = ("functions", "restarts", "bbob", "mixed", "overhead")
 EASY = {"Ackley": 0.75, "Griewank": 0.75, "Rosenbrock": 0.95}
 """Functions that need no restarts, and the share of pycma's evaluations that is allowed."""
 HARD = ("Bohachevsky", "Schaffer")
@@ -70,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--full", action="store_true", help="BBOB with instances 1 to 15")
     parser.add_argument("--seeds", type=int, default=25, help="of `functions` (default: %(default)s)")
+    parser.add_argument("--mixed-seeds", type=int, default=10, help="of `mixed`, from 100 on (default: %(default)s)")
     parser.add_argument("--restart-seeds", type=int, default=10, help="of `restarts` (default: %(default)s)")
     parser.add_argument(
         "--restart-budget",
@@ -157,6 +161,17 @@ def compute_bbob(args: argparse.Namespace) -> dict[str, Any]:
     return summarize(found, f"{first}-{last}")
 
 
+def compute_mixed(args: argparse.Namespace) -> dict[str, Any]:
+    """Return evaluations until the target by function, search and seed; null where it was not reached."""
+    found: dict[str, Any] = {}
+    for number, (name, search) in enumerate(track([(n, s) for n in MIXED for s in SEARCHES], "Mixed")):
+        path = args.directory / f"mixed-{search}-{number // len(SEARCHES)}-{args.mixed_seeds}.json"
+        seeds = range(100, 100 + args.mixed_seeds)
+        hits = kept(path, lambda n=name, s=search, seeds=seeds: [solve_mixed(s, n, seed) for seed in seeds])
+        found.setdefault(name, {})[search] = hits
+    return found
+
+
 def compute_overhead(args: argparse.Namespace) -> dict[str, Any]:
     """Return microseconds of CPU time per evaluation, by search and dimension: medians over rounds, in turns."""
     found: dict[str, Any] = {}
@@ -230,6 +245,7 @@ COMPUTE = {
     "functions": compute_functions,
     "restarts": compute_restarts,
     "bbob": compute_bbob,
+    "mixed": compute_mixed,
     "overhead": compute_overhead,
 }
 
@@ -258,6 +274,11 @@ def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
             yield Verdict("With restarts it succeeds as often.", "spectral", quantity, more, 0, at_least=True)
     for d, peers in computed.get("bbob", {}).get("dimensions", {}).items():
         yield from bbob_verdicts(d, peers)
+    if "mixed" in computed:
+        ratios = [median(hits["eigenstep"]) / median(hits["CatCMAwM"]) for hits in computed["mixed"].values()]
+        ratio = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+        quantity = f"{len(ratios)} functions: geometric mean of median evaluations, divided by those of CatCMAwM"
+        yield Verdict("Categories cost fewer evaluations.", "mixed", quantity, ratio, 1.0)
     for d, times in computed.get("overhead", {}).items():
         quantity, limit = f"d = {d}: CPU time per evaluation, divided by pycma's", 1 / 3 if int(d) == 40 else 1.0
         ratio = times["eigenstep"] / times["pycma"]
@@ -311,14 +332,20 @@ def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
         ]
         yield Table("BBOB: share of targets reached", ["d", "search", *(f"{b} d" for b in BUDGETS)], rows)
         rivals = [name for name in names if name != names[0]]
-        rows = [[d, *(", ".join(worse(peers, names[0], p)) or "none" for p in rivals)] for d, peers in entries]
+        rows = [[d, *(", ".join(worse(peers, p, names[0])) or "none" for p in rivals)] for d, peers in entries]
         yield Table(f"BBOB: functions on which the area of {names[0]} is smaller than that of", ["d", *rivals], rows)
+    if "mixed" in computed:
+        rows = [
+            [name, *(f"{median(hits[s]):.0f} ({solved(hits[s])}/{len(hits[s])})" for s in SEARCHES)]
+            for name, hits in computed["mixed"].items()
+        ]
+        yield Table("Numbers, integers and categories: median evaluations to 1e-6", ["function", *SEARCHES], rows)
     if "overhead" in computed:
         rows = [[d, *(f"{times[p]:.1f}" for p in STEPPERS)] for d, times in computed["overhead"].items()]
         yield Table("Microseconds of CPU time per evaluation", ["d", *STEPPERS], rows, timed=True)
 
 
-def worse(peers: Mapping[str, Any], name: str, rival: str) -> list[str]:
+def worse(peers: Mapping[str, Any], rival: str, name: str = "eigenstep") -> list[str]:
     """Name the functions on which a search is worse than a rival by more than 0.01, with the difference."""
     ours, theirs = peers[name]["functions"], peers[rival]["functions"]
     return [f"f{f} ({ours[f] - theirs[f]:+.2f})" for f in ours if ours[f] < theirs[f] - 0.01]
