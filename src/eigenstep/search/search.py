@@ -2,23 +2,21 @@
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..core.numpy_twin import Array
 from . import saved
-from .categories import Mixed
-from .descent import Descent, LimitedDescent
+from .choice import Choice
+from .descent import Descent
 from .domain import Domain, Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
 from .history import Asked, History
 from .runs import Progress, Schedule, Start, Tally, find_schedule, known_reason
 from .sampling import Reevaluation, default_population, even, sanitize
-from .spectral import Distribution, find_method
+from .spectral import Begin, Distribution
 
 LONGEST_INJECTION = 2.0  # Other points count as if at most this many times as far away as samples usually are
-LARGE = 400  # In more dimensions, memory has to be linear in them
 FAILED_RESTARTS = 3  # Restarts elsewhere as long as no evaluation has given a finite value
 
 
@@ -89,7 +87,6 @@ class Search:
         sizes = {"max_evals": max_evals, "max_iter": max_iter, "max_restarts": max_restarts}
         check_options(sizes=sizes, numbers={**numbers, "target": (target, -np.inf)})
         check_population(population)
-        automatic = isinstance(method, str) and method == "auto"
         self._rng = np.random.default_rng(seed)
         self._x0 = x0 if callable(x0) else None
         first = x0(self._rng) if callable(x0) else x0
@@ -101,19 +98,15 @@ class Search:
         if not self._domain.contains(start):
             raise ValueError("x0 must be within the bounds")
         check_start(start, sigma * scale, tolx, self._form)
-        begin = ("separable" if d > LARGE else "spectral") if automatic else method
-        self._start, self._sigma0, self._method = start, sigma, find_method(begin)
-        if self._domain.categories:
-            self._method = partial(Mixed.start, begin=self._method, categories=self._domain.categories)
+        self._start, self._sigma0 = start, sigma
         self.max_evals, self._max_iter = 10_000 * d if max_evals is None else max_evals, max_iter
         self._max_seconds, self._max_restarts, self.target = max_seconds, max_restarts, target
         self._tolfun, self._tolx = tolfun, tolx
         self._present = Start(even(default_population(d)) if population is None else population)
         self._tally, self._used = Tally(tolfun), 0
-        self.decisions: list[str] = []
-        self._smooth = automatic and self._may_descend(noisy)
-        if automatic:
-            self.decisions.append(f"the method {begin!r}, because there are {d} coordinates")
+        told: Any = {"exact": self._form.exact, "noisy": noisy, "max_evals": self.max_evals, "tolfun": tolfun}
+        self._choice = Choice.make(method, self._domain, **told)
+        self.decisions = list(self._choice.reasons)
         self._restarts = find_schedule(restarts)
         self.noise = Reevaluation() if noisy else None
         self.evaluations = self.iterations = self.failures = self.restarts = 0
@@ -125,36 +118,20 @@ class Search:
         self._clock: float | None = None
         self._injected: list[Array] = []
         self._asked: Asked | None = None
-        self._begin(start, descend=self._smooth)
+        self._begin(start, self._choice.descend)
 
-    def _begin(self, start: Array, descend: bool = False) -> None:
+    def _begin(self, start: Array, begin: Begin | None = None) -> None:
         """Begin a run, the first or one after a restart; or the descent before it."""
-        sigma, center = self._sigma0 * self._present.width, self._domain.encode(start)
-        self.distribution: Distribution = (self._descend if descend else self._method)(center, sigma)
+        sigma = self._sigma0 * self._present.width
+        self.distribution: Distribution = (begin or self._choice.begin)(self._domain.encode(start), sigma)
         self._progress = Progress(sigma, self._tolfun, self._tolx)
         self._run_start = self.evaluations
         self._asked = None
 
-    def _may_descend(self, noisy: bool) -> bool:
-        """Decide whether to begin with a descent."""
-        obstacles = {
-            "values are noisy": noisy,
-            "some coordinates are integers or categories": self._domain.whole,
-            "points are not in double precision": not self._form.exact,
-            "there are too few evaluations": self.max_evals < 2 * self.dimension,
-        }
-        found = [why for why, there in obstacles.items() if there]
-        self.decisions.append(f"no descent, because {found[0]}" if found else "a descent, in case values are smooth")
-        return not found
-
-    def _descend(self, mean: Array, sigma: float) -> Descent:
-        kind = LimitedDescent if self.dimension > LARGE else Descent
-        return kind.begin(mean, sigma, self._tolfun)
-
     def kinds(self) -> list[Distribution]:
         """Return an example of each kind of distribution that this search may have."""
-        methods = [self._method, self._descend] if self._smooth else [self._method]
-        return [method(self._domain.encode(self._start), self._sigma0) for method in methods]
+        begins = [begin for begin in (self._choice.begin, self._choice.descend) if begin is not None]
+        return [begin(self._domain.encode(self._start), self._sigma0) for begin in begins]
 
     @property
     def descending(self) -> bool:
@@ -311,9 +288,9 @@ class Search:
             whitened = self.distribution.whiten(self._domain.encode(x[own]), stretch)
             length = np.sqrt((whitened * whitened).sum(-1, keepdims=True))
             longest = LONGEST_INJECTION * self.dimension**0.5
-            shorter = whitened * np.minimum(1.0, longest / np.maximum(length, 1e-300))
-            shorter[:, list(self._domain.categories)] = whitened[:, list(self._domain.categories)]
-            found[own] = shorter
+            found[own] = whitened * np.minimum(1.0, longest / np.maximum(length, 1e-300))
+            chosen = list(self._domain.categories)
+            found[np.ix_(own, chosen)] = whitened[:, chosen]
         return found
 
     def _record(self, values: Array) -> None:
@@ -370,7 +347,7 @@ class Search:
             self._reason = reason or "max_evals"
         elif self._tally.descend:
             self.restarts += 1
-            self._begin(self._new_start(), descend=True)
+            self._begin(self._new_start(), self._choice.descend)
         else:
             self._follow(self._restarts(self._present, self._used, self._rng), reason)
 
