@@ -221,6 +221,28 @@ def test_saved_descents_go_on_exactly(how: str, after: int) -> None:
     assert search.stop() == copy.stop()
 
 
+def test_a_search_that_ends_together_with_its_descent_can_be_saved() -> None:
+    search, copy = (Search([1.3], 0.5, method="auto", seed=seed, max_evals=2) for seed in range(2))
+    while not search.stop():
+        points = search.ask()
+        search.tell(points, np.floor(points[:, 0]))
+    assert search.distribution.over == "rough"  # type: ignore[attr-defined]
+    copy.load_state_dict(search.state_dict())
+    assert copy.stop() == "max_evals"
+    assert copy.best == search.best
+    state = search.state_dict()
+    state["distribution"]["over"] = "nonsense"
+    with pytest.raises(ValueError, match="damaged"):
+        copy.load_state_dict(state)
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-150, 1e150, 1e306])
+def test_values_of_any_size_do_no_harm(size: float) -> None:
+    result = minimize(lambda x: size * float(sphere(x - 1)), np.zeros(3), 0.5, seed=0, tolfun=0.0, max_evals=600)
+    assert np.isfinite(result.x).all()
+    assert result.fun <= 3 * size
+
+
 def test_points_told_in_another_order_give_the_same_descent() -> None:
     a, b = (Search(np.zeros(4), 0.5, method="auto", seed=3) for _ in range(2))
     for _ in range(40):

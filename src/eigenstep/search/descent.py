@@ -26,6 +26,7 @@ from ..core.numpy_twin import Array
 
 EPS = float(np.finfo(np.float64).eps)
 NOISE = 10 * EPS  # Rounding errors of values, relative to them
+SMALLEST = 1e-200  # Squared slopes below this could vanish in products
 LONGEST_DIFFERENCE = 1e-7  # Of the points for slopes, in units of sigma0
 DECREASE = 1e-4  # The part of what the slope promises that a move must gain, Armijo's constant
 PRECISION = 1.2  # Factor by which a step may be longer or shorter than a parabola suggests
@@ -37,6 +38,7 @@ LEAST_GAIN = 0.001  # Median of them, relative to half the squared slope
 FIRST_MOVES, FIRST_GAIN = 5, 0.08  # The same for the first moves, when little is lost by giving up
 MOST_MOVES = (150, 15)  # In all, and for each dimension
 FARTHEST = 1e4  # Longest way, in units of sigma0: beyond it there seems to be no minimum
+ENDS = ("converged", "rough", "far")  # Why a descent is over: a minimum; not smooth; no minimum in sight
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Descent:
     moves: int = 0  # so far
     scaled: bool = False  # whether L knows a curvature
     fresh: bool = False  # whether all that L knew of directions was forgotten since the last good move
-    over: str | None = None  # why it is over: "converged", "rough" or "far"
+    over: str | None = None  # why it is over, one of ENDS
 
     @classmethod
     def begin(cls, mean: Array, sigma: float, tolfun: float = 0.0) -> Descent:
@@ -125,7 +127,8 @@ class Descent:
         if not self.known:
             return replace(self, value=float(values[0]), known=True)
         rows, rising = slice(self.measured, self.measured + len(z)), self.rising.copy()
-        rising[rows] = (values - self.value) / self._differences()[rows]
+        with np.errstate(over="ignore"):
+            rising[rows] = (values - self.value) / self._differences()[rows]
         if self.measured + len(z) < len(rising):
             return replace(self, rising=rising, measured=self.measured + len(z))
         return replace(self, measured=0)._measured(rising)
@@ -138,12 +141,15 @@ class Descent:
 
     def _measured(self, slope: Array) -> Descent:
         """Learn from a slope, and choose a direction."""
+        if not np.isfinite(slope).all():
+            return replace(self, over="rough")
         state = self._learned(self.step * self.direction, slope, slope - self.slope) if self.step > 0 else self
         state = replace(state, slope=slope if self.step == 0 else state.slope, measuring=False, step=0.0, trials=0)
         squared = state.squared
-        if squared <= 2 * max(NOISE * abs(self.value), 0.01 * self.tolfun) or not math.isfinite(squared):
-            flat = squared == 0 and self.moves == 0
-            return replace(state, over="rough" if flat else "converged")
+        if not math.isfinite(squared) or (squared == 0 and self.moves == 0):
+            return replace(state, over="rough")
+        if squared <= 2 * max(NOISE * abs(self.value), 0.01 * self.tolfun, SMALLEST):
+            return replace(state, over="converged")
         return replace(state, trial=1.0 if state.scaled else 1 / math.sqrt(squared))
 
     @property

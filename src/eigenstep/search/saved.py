@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .descent import ENDS
 from .domain import read_vector
 from .history import LIMIT, LISTS, Asked, History
 from .runs import Progress, Start, Tally, known_reason
@@ -95,6 +96,8 @@ def _rebuild(kind: Any, loaded: Mapping[str, Any]) -> Any:
     for name, value in loaded.items():
         if isinstance(own[name], dict):
             entries[name] = _rebuild(getattr(kind, name), value)
+            continue
+        if name == "over" and value in ENDS:
             continue
         fits = own[name] is None or value is None or np.shape(value) == np.shape(own[name])
         if not fits or (value is not None and not np.isfinite(value).all()):
