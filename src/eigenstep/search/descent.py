@@ -155,7 +155,8 @@ class Descent:
     @property
     def squared(self) -> float:
         """How much a step of 1 promises to gain, to first order."""
-        return -float(self.slope @ self.direction)
+        with np.errstate(over="ignore"):
+            return -float(self.slope @ self.direction)
 
     def _learned(self, s: Array, slope: Array, y: Array) -> Descent:
         """Learn the factor, and the slope in its coordinates, after a move ``s`` that changed the slope by ``y``."""
