@@ -289,7 +289,7 @@ class Search:
             length = np.sqrt((whitened * whitened).sum(-1, keepdims=True))
             longest = LONGEST_INJECTION * self.dimension**0.5
             found[own] = whitened * np.minimum(1.0, longest / np.maximum(length, 1e-300))
-            chosen = list(self._domain.categories)
+            chosen = np.array(list(self._domain.categories), dtype=np.int64)
             found[np.ix_(own, chosen)] = whitened[:, chosen]
         return found
 
