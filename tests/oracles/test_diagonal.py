@@ -268,8 +268,9 @@ def test_state_that_is_kept_otherwise(options: dict[str, Any], chunk: int, monke
         assert packed == (not exact)
 
 
-def test_rows_of_fused_weights_in_8_bits() -> None:
+def test_rows_of_fused_weights_in_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts that have no basis are packed one by one, also those of several weights."""
+    monkeypatch.setattr(diagonal, "CHUNK", 2**18)
 
     def weights_after(count: int) -> list[Tensor]:
         params = [torch.ones(3, 1100, requires_grad=True) for _ in range(count)]

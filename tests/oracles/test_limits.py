@@ -160,3 +160,19 @@ def test_roots_of_vanishing_spectra_stay_positive() -> None:
     rates = Rates(*tensor(0.9, 0.95, 0.1, 1e-10))
     found = _precondition(LIMITS.tiny * tensor(1.0, 12.0, 1.0).view(3, 1, 1, 1), state, Rule(), rates)
     assert found.flatten().tolist() == pytest.approx([1.0, 2 * LIMITS.tiny, 0.0], rel=1e-12, abs=0)
+
+
+def test_the_scale_grows_no_farther_than_it_can() -> None:
+    """And what divides second moments grows no farther either, so that both stay in the same units."""
+    state = {"scale": tensor(LARGEST / 4, 3.0, 0.0), "eigs_0": torch.ones(3, 1, 2, dtype=torch.float64)}
+    change = _normalize([tensor(1e100, 1e120, 1e5, 1e7, 1e5, 1e7).view(3, 2)], state)
+    assert change.tolist() == pytest.approx([2 * math.log(4), math.log(1e6), math.log(1e6)], rel=1e-12)
+    assert state["scale"].tolist() == pytest.approx([LARGEST, 3e3, 0.0], rel=1e-12)
+
+
+def test_no_curvature_no_step_for_any_root() -> None:
+    state = {"second_moment": tensor(4.0, 0.0).view(2, 1, 1, 1), "scale": tensor(1e-200, 0.0)}
+    rates = Rates(*tensor(0.9, 0.95, 0.1, 1e-10))
+    for root in (0.5, 4.0):
+        found = _precondition(tensor(0.0, 1.0).view(2, 1, 1, 1), state, Rule(root=root), rates)
+        assert found.flatten().tolist() == [0.0, 0.0]

@@ -323,13 +323,13 @@ def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Te
         for axis in range(1, direction.ndim - 2):
             eigs = state[f"eigs_{axis}"]
             spectrum = spectrum * eigs.view(len(eigs), 1, *[1] * axis, -1, *[1] * (direction.ndim - 3 - axis))
-    spectrum = spectrum.clamp_min(torch.finfo(spectrum.dtype).tiny)
-    root = spectrum.sqrt_() if rule.root == 2 else spectrum.pow_(1 / rule.root)
+    tiny = torch.finfo(spectrum.dtype).tiny
+    spectrum = spectrum.clamp_min(tiny)
+    root = spectrum.sqrt_() if rule.root == 2 else spectrum.pow_(1 / rule.root).clamp_min_(tiny)
     scale = state["scale"].view(-1, *[1] * (root.ndim - 1))
-    tiny = torch.finfo(root.dtype).tiny
     direction = direction / root.mul_(torch.where(scale > 0, scale, torch.inf)).clamp_min_(tiny)
     # Of alpha^(1/p) = scale^(2/p) the rest: in one factor, it could leave the range of the number format.
-    rest = torch.where(scale > 0, scale, 1.0).pow(2 / rule.root - 1).clamp_min_(tiny)
+    rest = scale.pow(2 / rule.root - 1).clamp_min_(tiny)
     return direction if rule.root == 2 else direction / rest
 
 
