@@ -121,7 +121,7 @@ def test_a_schedule_of_ones_own() -> None:
         seen.append((ended, evals))
         return Start(ended.population + 4, width=0.5) if len(seen) < 4 else None
 
-    result = minimize(rastrigin, np.full(3, 3.3), 1.0, seed=0, restarts=thrice, batched=True)
+    result = minimize(rastrigin, np.full(3, 3.3), 1.0, seed=0, method="spectral", restarts=thrice, batched=True)
     assert result.restarts == 3
     assert result.reason == "tolfun"
     assert [start.population for start, _ in seen] == [8, 12, 16, 20]

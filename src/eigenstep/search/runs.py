@@ -161,6 +161,22 @@ class Restarts:
         return Start(self.first * 2**self.doublings)
 
 
+@dataclass
+class Tally:
+    """What descents and runs of the distribution have used and found, which tells what to do next."""
+
+    tolfun: float  # values that differ by less are equal
+    descents: int = 0  # evaluations of all descents
+    runs: int = 0  # evaluations of all runs
+    found: float = math.inf  # least value that descents ended at
+    best: float = math.inf  # least value of runs
+
+    @property
+    def descend(self) -> bool:
+        """Whether to descend from elsewhere: as long as it finds lower minima, and has used less than runs have."""
+        return math.isfinite(self.found) and self.descents < self.runs and self.found <= self.best + self.tolfun
+
+
 SCHEDULES: Mapping[str, Schedule] = {"ipop": Restarts(), "bipop": Restarts(bipop=True)}
 
 

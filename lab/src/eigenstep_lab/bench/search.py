@@ -9,6 +9,7 @@ Parts:
   restarts   how often Bohachevsky's and Schaffer's functions are solved, with BIPOP restarts on both sides; Schaffer's
              is 1e-8 only at a distance of 1e-18 from its minimum, so neither stops because steps are small
   bbob       24 functions of the COCO platform with IPOP restarts: area under the ECDF of evaluations per target
+  mixed      evaluations to 1e-6 on functions of numbers, integers and categories, against CatCMA with margin
   overhead   CPU time per evaluation beside the function itself, by dimension, in turns
 
 Everything is computed piece by piece into files in --directory. Interrupt it as you like: the same command goes on.
@@ -38,13 +39,19 @@ from ..problems.functions import FUNCTIONS
 from ..results import Table, Verdict, verdict_table
 from .search_bbob import BUDGET, run_function, summarize
 from .search_bbob import FUNCTIONS as BBOB
+from .search_mixed import FUNCTIONS as MIXED
+from .search_mixed import SEARCHES, solve_mixed
 from .search_peers import PEERS, TOLX, Array, Counted
 
-PARTS = ("functions", "restarts", "bbob", "overhead")
+PARTS = ("functions", "restarts", "bbob", "mixed", "overhead")
 EASY = {"Ackley": 0.75, "Griewank": 0.75, "Rosenbrock": 0.95}
 """Functions that need no restarts, and the share of pycma's evaluations that is allowed."""
 HARD = ("Bohachevsky", "Schaffer")
 TARGET = 1e-8
+PORTFOLIO = {"5": 0.335, "10": 0.285, "20": 0.249, "40": 0.2}
+"""Areas of COCO's best-2009 portfolio, the best algorithm for each function and target; in 40 dimensions a bit less."""
+BUDGETS = (10, 20, 50, 100, 200, 500, 1000)
+"""Evaluations per dimension at which shares of targets are compared."""
 OVERHEAD_DIMENSIONS = (5, 10, 20, 40, 80, 160, 320, 640)
 
 
@@ -60,8 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--instances", nargs=2, type=int, default=[1, 5], help="of BBOB, first and last (default: %(default)s)"
     )
+    searches = [name for name in PEERS if name != "surrogate"]
+    parser.add_argument(
+        "--searches", nargs="+", choices=list(PEERS), default=searches, help="of BBOB (default: all but the slow one)"
+    )
     parser.add_argument("--full", action="store_true", help="BBOB with instances 1 to 15")
     parser.add_argument("--seeds", type=int, default=25, help="of `functions` (default: %(default)s)")
+    parser.add_argument("--mixed-seeds", type=int, default=10, help="of `mixed`, from 100 on (default: %(default)s)")
     parser.add_argument("--restart-seeds", type=int, default=10, help="of `restarts` (default: %(default)s)")
     parser.add_argument(
         "--restart-budget",
@@ -142,11 +154,22 @@ def compute_bbob(args: argparse.Namespace) -> dict[str, Any]:
     """Return areas and curves; see ``.search_bbob``."""
     first, last = (1, 15) if args.full else args.instances
     instances = range(first, last + 1)
-    found: dict[int, dict[str, dict[int, Any]]] = {d: {peer: {} for peer in PEERS} for d in args.dimensions}
-    jobs = [(d, function, peer) for d in args.dimensions for function in BBOB for peer in PEERS]
+    found: dict[int, dict[str, dict[int, Any]]] = {d: {peer: {} for peer in args.searches} for d in args.dimensions}
+    jobs = [(d, function, peer) for d in args.dimensions for function in BBOB for peer in args.searches]
     for d, function, peer in track(jobs, "BBOB"):
         found[d][peer][function] = run_function(args.directory, peer, function, d, instances)
     return summarize(found, f"{first}-{last}")
+
+
+def compute_mixed(args: argparse.Namespace) -> dict[str, Any]:
+    """Return evaluations until the target by function, search and seed; null where it was not reached."""
+    found: dict[str, Any] = {}
+    for number, (name, search) in enumerate(track([(n, s) for n in MIXED for s in SEARCHES], "Mixed")):
+        path = args.directory / f"mixed-{search}-{number // len(SEARCHES)}-{args.mixed_seeds}.json"
+        seeds = range(100, 100 + args.mixed_seeds)
+        hits = kept(path, lambda n=name, s=search, seeds=seeds: [solve_mixed(s, n, seed) for seed in seeds])
+        found.setdefault(name, {})[search] = hits
+    return found
 
 
 def compute_overhead(args: argparse.Namespace) -> dict[str, Any]:
@@ -222,6 +245,7 @@ COMPUTE = {
     "functions": compute_functions,
     "restarts": compute_restarts,
     "bbob": compute_bbob,
+    "mixed": compute_mixed,
     "overhead": compute_overhead,
 }
 
@@ -249,14 +273,37 @@ def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
             quantity = f"{name}, d = {d}: runs of {len(hits['pycma'])} that succeed with BIPOP, minus pycma's"
             yield Verdict("With restarts it succeeds as often.", "spectral", quantity, more, 0, at_least=True)
     for d, peers in computed.get("bbob", {}).get("dimensions", {}).items():
-        for rival in ("pycma", "cmaes"):
-            more = peers["eigenstep"]["area"] - peers[rival]["area"]
-            quantity = f"BBOB, d = {d}: area under the ECDF, minus that of {rival}"
-            yield Verdict("It is the better choice on BBOB.", "spectral", quantity, more, 0, at_least=True)
+        yield from bbob_verdicts(d, peers)
+    if "mixed" in computed:
+        ratios = [median(hits["eigenstep"]) / median(hits["CatCMAwM"]) for hits in computed["mixed"].values()]
+        ratio = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+        quantity = f"{len(ratios)} functions: geometric mean of median evaluations, divided by those of CatCMAwM"
+        yield Verdict("Categories cost fewer evaluations.", "mixed", quantity, ratio, 1.0)
     for d, times in computed.get("overhead", {}).items():
         quantity, limit = f"d = {d}: CPU time per evaluation, divided by pycma's", 1 / 3 if int(d) == 40 else 1.0
         ratio = times["eigenstep"] / times["pycma"]
         yield Verdict("It costs less time than pycma.", "spectral", quantity, ratio, limit, timed=True)
+
+
+def bbob_verdicts(d: str, peers: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge what was computed of BBOB in one dimension."""
+    area = {peer: entry["area"] for peer, entry in peers.items()}
+    for rival in ("pycma", "cmaes"):
+        if {rival, "eigenstep"} <= set(peers):
+            more = area["eigenstep"] - area[rival]
+            quantity = f"BBOB, d = {d}: area under the ECDF, minus that of {rival}"
+            yield Verdict("It is the better choice on BBOB.", "spectral", quantity, more, 0, at_least=True)
+    if "eigenstep-auto" not in peers:
+        return
+    claim, ours = "Its default is as good as the best of many.", peers["eigenstep-auto"]
+    if d in PORTFOLIO:
+        quantity = f"BBOB, d = {d}: area under the ECDF"
+        yield Verdict(claim, "auto", quantity, ours["area"], PORTFOLIO[d], at_least=True)
+    for rival, allowed, budgets in (("eigenstep", -0.01, BUDGETS), ("surrogate", 0.0, (50, 100))):
+        if rival in peers:
+            more = min(ours["budgets"][str(b)] - peers[rival]["budgets"][str(b)] for b in budgets)
+            quantity = f"BBOB, d = {d}: least lead over {rival} of the share of targets at {budgets} evaluations / d"
+            yield Verdict("A descent does no harm at any budget.", "auto", quantity, more, allowed, at_least=True)
 
 
 def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
@@ -274,19 +321,33 @@ def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
             yield Table(title, ["function", "d", "eigenstep", "pycma"], rows)
     if "bbob" in computed:
         entries = computed["bbob"]["dimensions"].items()
-        rows = [[d, peers["pycma"]["instances"], *(f"{peers[p]['area']:.4f}" for p in PEERS)] for d, peers in entries]
+        names = list(next(iter(computed["bbob"]["dimensions"].values())))
+        rows = [[d, peers[names[0]]["instances"], *(f"{peers[p]['area']:.4f}" for p in names)] for d, peers in entries]
         title = f"BBOB: area under the ECDF, {BUDGET} evaluations per dimension"
-        yield Table(title, ["d", "instances", *PEERS], rows)
-        rows = [[d, *(", ".join(worse(peers, p)) or "none" for p in ("pycma", "cmaes"))] for d, peers in entries]
-        yield Table("BBOB: functions on which the area is smaller than that of", ["d", "pycma", "cmaes"], rows)
+        yield Table(title, ["d", "instances", *names], rows)
+        rows = [
+            [d, name, *(f"{entry['budgets'][str(b)]:.3f}" for b in BUDGETS)]
+            for d, peers in entries
+            for name, entry in peers.items()
+        ]
+        yield Table("BBOB: share of targets reached", ["d", "search", *(f"{b} d" for b in BUDGETS)], rows)
+        rivals = [name for name in names if name != names[0]]
+        rows = [[d, *(", ".join(worse(peers, p, names[0])) or "none" for p in rivals)] for d, peers in entries]
+        yield Table(f"BBOB: functions on which the area of {names[0]} is smaller than that of", ["d", *rivals], rows)
+    if "mixed" in computed:
+        rows = [
+            [name, *(f"{median(hits[s]):.0f} ({solved(hits[s])}/{len(hits[s])})" for s in SEARCHES)]
+            for name, hits in computed["mixed"].items()
+        ]
+        yield Table("Numbers, integers and categories: median evaluations to 1e-6", ["function", *SEARCHES], rows)
     if "overhead" in computed:
-        rows = [[d, *(f"{times[p]:.1f}" for p in PEERS)] for d, times in computed["overhead"].items()]
-        yield Table("Microseconds of CPU time per evaluation", ["d", *PEERS], rows, timed=True)
+        rows = [[d, *(f"{times[p]:.1f}" for p in STEPPERS)] for d, times in computed["overhead"].items()]
+        yield Table("Microseconds of CPU time per evaluation", ["d", *STEPPERS], rows, timed=True)
 
 
-def worse(peers: Mapping[str, Any], rival: str) -> list[str]:
-    """Name the functions on which ours is worse by more than 0.01, with the difference."""
-    ours, theirs = peers["eigenstep"]["functions"], peers[rival]["functions"]
+def worse(peers: Mapping[str, Any], rival: str, name: str = "eigenstep") -> list[str]:
+    """Name the functions on which a search is worse than a rival by more than 0.01, with the difference."""
+    ours, theirs = peers[name]["functions"], peers[rival]["functions"]
     return [f"f{f} ({ours[f] - theirs[f]:+.2f})" for f in ours if ours[f] < theirs[f] - 0.01]
 
 
@@ -300,11 +361,13 @@ def draw(computed: Mapping[str, Any], path: str) -> None:
         for number, (name, entry) in enumerate(peers.items()):
             label = f"{name}: area {entry['area']:.3f}"
             ax.plot(bbob["evaluations_per_dimension"], entry["curve"], label=label, **look(name, number))
+        if d in PORTFOLIO:
+            ax.plot([], [], " ", label=f"(best-2009 portfolio: area {PORTFOLIO[d]:.3f})")
         ax.set(title=f"BBOB, d = {d}", xlabel="evaluations / d", ylabel="targets reached", xscale="log", ylim=(0, 1))
         ax.legend(fontsize=8)
     if "overhead" in computed:
         ax, found = panels.pop(0), computed["overhead"]
-        for number, name in enumerate(PEERS):
+        for number, name in enumerate(STEPPERS):
             times = [row[name] for row in found.values()]
             ax.plot([int(d) for d in found], times, marker="o", label=name, **look(name, number))
         ax.set(title="Overhead", xlabel="d", ylabel="CPU µs per evaluation", xscale="log", yscale="log")

@@ -100,6 +100,10 @@ def summarize(found: Mapping[int, Mapping[str, Mapping[int, Hits]]], instances: 
                 "curve": [
                     round(float(y), 4) for y in ecdf([row for hits in functions.values() for row in hits], d, at)
                 ],
+                "budgets": {
+                    str(b): float(ecdf([row for hits in functions.values() for row in hits], d, np.array(b)))
+                    for b in (10, 20, 50, 100, 200, 500, 1000)
+                },
                 "instances": instances,
             }
             for peer, functions in peers.items()
