@@ -10,8 +10,10 @@ that changed the slope by ``y``::
 Curvature that is too large is unlearned slowly, and one that is too small at once. So wherever a move finds less
 curvature than expected, all of it is reduced first (Oren and Luenberger, 1974), and what was too much comes back.
 
-A move lowers a smooth function by about half of its squared slope. Where most moves gain next to nothing of that, or
-the function falls nowhere, the descent gives up.
+A move lowers a smooth function by about half of what the slope at its start promises: a parabola does so at its
+bottom, where the search along a line ends. Where one of the first moves gains much less, the slope has told of a
+ripple, not of the way down, and the descent gives up, mostly after one slope. It does so later where most moves gain
+next to nothing, or where the function falls nowhere.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ LEAST_CURVATURE = 0.05  # Smaller ones, also negative ones, count as this, relat
 SOFTENING = 0.75  # By which power of the curvature found, relative to that expected, the factor is enlarged
 LOOK_BACK = 10  # Moves whose gains tell whether a function is smooth
 LEAST_GAIN = 0.001  # Median of them, relative to half the squared slope
-FIRST_MOVES, FIRST_GAIN = 5, 0.08  # The same for the first moves, when little is lost by giving up
+FIRST_SHARES = (0.5, 0.3, 0.3, 0.3)  # Least gains of the first moves, relative to what parabolas would have at their bottom
+FIRST_TRIALS = 4  # Points in the first direction that parabolas of a smooth function may need
 MOST_MOVES = (150, 15)  # In all, and for each dimension
 FARTHEST = 1e4  # Longest way, in units of sigma0: beyond it there seems to be no minimum
 ENDS = ("converged", "rough", "far")  # Why a descent is over: a minimum; not smooth; no minimum in sight
@@ -187,7 +190,8 @@ class Descent:
         if self.step == 0 and not value <= self.value - DECREASE * t * squared:
             if state.trials > MOST_TRIALS:
                 return state._failed()
-            return replace(state, trial=min(max(best, 0.1 * t), 0.5 * t))
+            nearest = 0.1 if self.moves else 0.001  # sigma0 may be much too large
+            return replace(state, trial=min(max(best, nearest * t), 0.5 * t))
         if self.step == 0 or value < self.reached:
             state = replace(state, step=t, reached=value)
             if not 1 / PRECISION < best / t < PRECISION and state.trials <= MOST_TRIALS:
@@ -199,7 +203,9 @@ class Descent:
         gain = 2 * (self.value - self.reached) / squared if self.scaled else 1.0  # it says nothing before L is known
         gains, moves = np.append(self.gains[1:], gain), self.moves + 1
         rough = np.median(gains) < LEAST_GAIN or moves > MOST_MOVES[0] + MOST_MOVES[1] * len(mean)
-        rough |= moves == 1 + FIRST_MOVES and np.median(gains[-FIRST_MOVES:]) < FIRST_GAIN
+        share = 2 * (self.value - self.reached) / (self.step * squared)  # 1 at the bottom of a parabola
+        rough |= moves <= len(FIRST_SHARES) and share < FIRST_SHARES[moves - 1]
+        rough |= moves == 1 and self.trials > FIRST_TRIALS and self.step * math.sqrt(squared) < 1
         far = np.abs(mean - self.start).max() > FARTHEST * self.unit
         return replace(
             self,

@@ -24,6 +24,10 @@ BUDGET = 1000
 TARGETS = [10 ** (2 - 0.2 * k) for k in range(51)]
 """Distances from the least value: from 100 to 1e-8."""
 FUNCTIONS = tuple(range(1, 25))
+BUDGETS = (10, 20, 50, 100, 200, 500, 1000)
+"""Evaluations per dimension at which shares of targets are compared."""
+SHORT = {"surrogate": 100}
+"""Smaller budgets per dimension, of searches that are slow; they do not depend on it up to there."""
 
 Hits = list[list[float]]
 """For each instance and target, the evaluations until it was reached."""
@@ -39,9 +43,10 @@ def run_function(directory: Path, peer: str, function: int, d: int, instances: S
     for instance in instances:
         problem = suite.get_problem_by_function_dimension_instance(function, d, instance)
         least = least_value(problem)
-        counted = Counted(problem, [least + target for target in TARGETS], BUDGET * d)
+        budget = SHORT.get(peer, BUDGET) * d
+        counted = Counted(problem, [least + target for target in TARGETS], budget)
         seed = 100 * function + instance
-        PEERS[peer](counted, lambda rng: rng.uniform(-4, 4, d), 2.0, BUDGET * d, "ipop", seed, TOLX)
+        PEERS[peer](counted, lambda rng: rng.uniform(-4, 4, d), 2.0, budget, "ipop", seed, TOLX)
         hits.append(counted.hits)
         problem.free()
     write_json(path, hits)
