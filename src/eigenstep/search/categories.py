@@ -1,8 +1,8 @@
 """Categories without order beside numbers: a Gaussian for the numbers, and chances for the values of each category.
 
 Chances move towards the categories of good samples and away from those of bad ones, as the mean of the Gaussian does,
-and never below a margin: about one sample in four has at least one category that is not the most likely one (as in
-CatCMA with margin, Hamano et al., 2024).
+and never below a margin (as in CatCMA with margin, Hamano et al., 2024). It is such that about one sample in ten has a
+category that is not the most likely one: with more of them, the Gaussian learns too little of the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..core.numpy_twin import Array
 from .sampling import assign, rates
 from .spectral import Begin, Distribution
 
-SPEED = 1.0  # How fast chances learn, relative to what as many samples allow that count for the mean
+KEEP = 0.9  # Least chance that no category of a sample differs from the most likely one, once all are learned
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class Mixed:
         c = rates(len(self.columns), len(z))
         (weights,) = assign(values, c.mean_weights)
         counts = (self.chances > 0).sum(-1)
-        speed = min(1.0, SPEED * c.mean_selected / (c.mean_selected + float((counts - 1).sum())))
+        speed = c.mean_selected / (c.mean_selected + float((counts - 1).sum()))
         chosen = self._values(z)[..., None] == np.arange(self.chances.shape[1])  # (population, categories, values)
         moved = self.chances + speed * np.einsum("k,kcv->cv", weights - weights.mean(), chosen)
         return replace(self, numbers=numbers, chances=self._within_margin(moved, counts))
 
     def _within_margin(self, chances: Array, counts: NDArray[np.int64]) -> Array:
-        least = ((1 - 0.75 ** (1 / len(counts))) / np.maximum(counts - 1, 1))[:, None]
+        least = ((1 - KEEP ** (1 / len(counts))) / np.maximum(counts - 1, 1))[:, None]
         raised = np.where(self.chances > 0, np.maximum(chances, least), 0.0)
         # What is above the margin pays for what was raised to it.
         above = np.where(self.chances > 0, raised - least, 0.0)
