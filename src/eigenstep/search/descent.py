@@ -37,7 +37,12 @@ LEAST_CURVATURE = 0.05  # Smaller ones, also negative ones, count as this, relat
 SOFTENING = 0.75  # By which power of the curvature found, relative to that expected, the factor is enlarged
 LOOK_BACK = 10  # Moves whose gains tell whether a function is smooth
 LEAST_GAIN = 0.001  # Median of them, relative to half the squared slope
-FIRST_SHARES = (0.5, 0.3, 0.3, 0.3)  # Least gains of the first moves, relative to what parabolas would have at their bottom
+FIRST_SHARES = (0.5, 0.3, 0.3, 0.3)  # What the first moves must gain, relative to parabolas at their bottom
+    0.5,
+    0.3,
+    0.3,
+    0.3,
+)  # Least gains of the first moves, relative to what parabolas would have at their bottom
 FIRST_TRIALS = 4  # Points in the first direction that parabolas of a smooth function may need
 MOST_MOVES = (150, 15)  # In all, and for each dimension
 FARTHEST = 1e4  # Longest way, in units of sigma0: beyond it there seems to be no minimum
@@ -87,12 +92,18 @@ class Descent:
     @property
     def points(self) -> int:
         """How many samples it asks for."""
-        return min(self.block, len(self.mean) - self.measured) if self.known and self.measuring else 1
+        first, last = self.span
+        return min(self.block, last - first - self.measured) if self.known and self.measuring else 1
 
     @property
     def block(self) -> int:
         """How many slopes are measured at once."""
         return len(self.mean)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First direction whose slope is needed, and the one after the last."""
+        return 0, len(self.mean)
 
     @property
     def direction(self) -> Array:
@@ -106,8 +117,8 @@ class Descent:
         if not self.measuring:
             return self.trial * self.direction[None]
         rows = np.arange(min(population, self.points))
-        z = np.zeros((len(rows), len(self.mean)))
-        z[rows, self.measured + rows] = self._differences()[self.measured + rows]
+        z, directions = np.zeros((len(rows), len(self.mean))), self.span[0] + self.measured + rows
+        z[rows, directions] = self._differences()[directions]
         return z
 
     def sample(self, z: Array, stretch: Array | None = None) -> Array:
@@ -129,10 +140,11 @@ class Descent:
             return replace(self, over="rough")
         if not self.known:
             return replace(self, value=float(values[0]), known=True)
-        rows, rising = slice(self.measured, self.measured + len(z)), self.rising.copy()
+        first, last = self.span
+        rows, rising = slice(first + self.measured, first + self.measured + len(z)), self.rising.copy()
         with np.errstate(over="ignore"):
             rising[rows] = (values - self.value) / self._differences()[rows]
-        if self.measured + len(z) < len(rising):
+        if rows.stop < last:
             return replace(self, rising=rising, measured=self.measured + len(z))
         return replace(self, measured=0)._measured(rising)
 
@@ -153,7 +165,11 @@ class Descent:
             return replace(state, over="rough")
         if squared <= 2 * max(NOISE * abs(self.value), 0.01 * self.tolfun, SMALLEST):
             return replace(state, over="converged")
-        return replace(state, trial=1.0 if state.scaled else 1 / math.sqrt(squared))
+        return replace(state, trial=1.0 if state.scaled else self._first_trial(squared))
+
+    def _first_trial(self, squared: float) -> float:
+        """Return a step before there is any curvature: as long as sigma0."""
+        return 1 / math.sqrt(squared)
 
     @property
     def squared(self) -> float:
@@ -240,17 +256,21 @@ class Descent:
 
 MEMORY = 16  # Moves that are remembered in large dimensions
 BLOCK = 20  # Slopes measured at once there
+BLOCKS, SWEEPS = 20, 2  # Into how many the coordinates are divided for the first moves, and how often it goes through
 
 
 @dataclass(frozen=True)
 class LimitedDescent(Descent):
     """The same with memory and time linear in the dimension, L-BFGS (Nocedal, 1980): it remembers the last moves alone.
 
-    Its coordinates are those of the space, in units of sigma0.
+    Its coordinates are those of the space, in units of sigma0. A whole slope is expensive there, and where few
+    directions have most of the curvature, a move along a small part of it gains nearly as much. So it first moves along
+    the slopes of blocks of coordinates, one after the other.
     """
 
     memory: Array = field(default_factory=lambda: np.zeros(0))  # moves and changes of the slope, latest last
     remembered: int = 0  # how many of them
+    swept: int = 0  # blocks of coordinates in which it has moved; then the slopes are whole ones
 
     @classmethod
     def begin(cls, mean: Array, sigma: float, tolfun: float = 0.0) -> LimitedDescent:
@@ -268,6 +288,34 @@ class LimitedDescent(Descent):
     def block(self) -> int:
         """How many slopes are measured at once."""
         return BLOCK
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First direction whose slope is needed, and the one after the last."""
+        d, block = len(self.mean), self.swept % BLOCKS
+        return (block * d // BLOCKS, (block + 1) * d // BLOCKS) if self._sweeping else (0, d)
+
+    @property
+    def _sweeping(self) -> bool:
+        return self.swept < SWEEPS * BLOCKS and len(self.mean) >= BLOCKS
+
+    def _measured(self, slope: Array) -> Descent:
+        if not self._sweeping:
+            return super()._measured(slope)
+        first, last = self.span
+        block = np.zeros_like(slope)
+        block[first:last] = slope[first:last]
+        state = super()._measured(block)
+        if state.over == "converged" or not block.any():  # nothing to gain in this block: on to the next one
+            return replace(self, swept=self.swept + 1)
+        return state
+
+    def _first_trial(self, squared: float) -> float:
+        return self.trial if self.moves else super()._first_trial(squared)
+
+    def _moved(self, squared: float) -> Descent:
+        state = super()._moved(squared)
+        return replace(state, swept=self.swept + 1, step=0.0) if self._sweeping else state  # type: ignore[call-arg]
 
     @property
     def direction(self) -> Array:

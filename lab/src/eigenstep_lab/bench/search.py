@@ -8,8 +8,11 @@ Parts:
   functions  evaluations to 1e-8 on Ackley, Griewank and Rosenbrock, without restarts, medians over seeds
   restarts   how often Bohachevsky's and Schaffer's functions are solved, with BIPOP restarts on both sides; Schaffer's
              is 1e-8 only at a distance of 1e-18 from its minimum, so neither stops because steps are small
-  bbob       24 functions of the COCO platform with IPOP restarts: area under the ECDF of evaluations per target
+  bbob       24 functions of the COCO platform with IPOP restarts: area under the ECDF of evaluations per target, and the
+             best of the algorithms that COCO has collected for each target; cma.fmin_lq_surr2 up to 100 d only
   mixed      evaluations to 1e-6 on functions of numbers, integers and categories, against CatCMA with margin
+  large      evaluations until the value has fallen to parts of the first one, in 1,000 and 10,000 dimensions, against
+             searches with linear memory; LM-CMA and LM-MA-ES need pip install --no-deps pypop7==0.0.82
   overhead   CPU time per evaluation beside the function itself, by dimension, in turns
 
 Everything is computed piece by piece into files in --directory. Interrupt it as you like: the same command goes on.
@@ -19,10 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import statistics
-import time
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,28 +29,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from eigenstep.search import Search
-
-from ..console import UserError, require_peer, track, write_json
-from ..lines import look
-from ..plotting import figure, save
+from ..console import UserError, track, write_json
 from ..problems.functions import FUNCTIONS
-from ..results import Table, Verdict, verdict_table
-from .search_bbob import BUDGET, run_function, summarize
+from ..results import verdict_table
 from .search_bbob import FUNCTIONS as BBOB
+from .search_bbob import run_function, summarize
+from .search_large import BUDGETS, solve_large
+from .search_large import FUNCTIONS as LARGE
+from .search_large import SEARCHES as LARGE_SEARCHES
 from .search_mixed import FUNCTIONS as MIXED
 from .search_mixed import SEARCHES, solve_mixed
-from .search_peers import PEERS, TOLX, Array, Counted
+from .search_overhead import measure_overhead
+from .search_peers import PEERS, TOLX, Counted
+from .search_verdicts import EASY, TARGET, draw, tables, verdicts
 
-PARTS = ("functions", "restarts", "bbob", "mixed", "overhead")
-EASY = {"Ackley": 0.75, "Griewank": 0.75, "Rosenbrock": 0.95}
-"""Functions that need no restarts, and the share of pycma's evaluations that is allowed."""
+PARTS = ("functions", "restarts", "bbob", "mixed", "large", "overhead")
 HARD = ("Bohachevsky", "Schaffer")
-TARGET = 1e-8
-PORTFOLIO = {"5": 0.335, "10": 0.285, "20": 0.249, "40": 0.2}
-"""Areas of COCO's best-2009 portfolio, the best algorithm for each function and target; in 40 dimensions a bit less."""
-BUDGETS = (10, 20, 50, 100, 200, 500, 1000)
-"""Evaluations per dimension at which shares of targets are compared."""
 OVERHEAD_DIMENSIONS = (5, 10, 20, 40, 80, 160, 320, 640)
 
 
@@ -172,6 +165,17 @@ def compute_mixed(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def compute_large(args: argparse.Namespace) -> dict[str, Any]:
+    """Return evaluations until parts of the first value, by dimension, function and search; null where not reached."""
+    found: dict[str, Any] = {}
+    jobs = [(d, name, peer) for d in BUDGETS for name in LARGE for peer in LARGE_SEARCHES]
+    for d, name, peer in track(jobs, "Large"):
+        path = args.directory / f"large-{peer}-{name.replace(' ', '-')}-d{d}-{BUDGETS[d]}.json"
+        hits = kept(path, lambda d=d, n=name, p=peer: solve_large(p, n, d))
+        found.setdefault(str(d), {}).setdefault(name, {})[peer] = hits
+    return found
+
+
 def compute_overhead(args: argparse.Namespace) -> dict[str, Any]:
     """Return microseconds of CPU time per evaluation, by search and dimension: medians over rounds, in turns."""
     found: dict[str, Any] = {}
@@ -180,196 +184,11 @@ def compute_overhead(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def measure_overhead(d: int) -> dict[str, float]:
-    """Time generations of all searches on an ellipsoid, whose own time is not counted."""
-    generations = max(3, min(200, 2000 // d))
-    steppers = {name: make(d) for name, make in STEPPERS.items()}
-    for step in steppers.values():
-        for _ in range(generations):  # the first ones set up things
-            next(step)
-    times: dict[str, list[float]] = {name: [] for name in steppers}
-    for _ in range(5):
-        for name, step in steppers.items():
-            spent, count = np.sum([next(step) for _ in range(generations)], axis=0)
-            times[name].append(1e6 * spent / count)
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
-def _ellipsoid(x: Array) -> Array:
-    d = x.shape[-1]
-    return (10 ** (6 * np.arange(d) / (d - 1)) * x * x).sum(-1)
-
-
-def _step_eigenstep(d: int) -> Iterator[tuple[float, int]]:
-    search = Search(np.ones(d), 1.0, seed=0, max_evals=10**9, tolfun=0, tolx=0)
-    while True:
-        start = time.process_time()
-        points = search.ask()
-        asked = time.process_time()
-        values = _ellipsoid(points)
-        evaluated = time.process_time()
-        search.tell(points, values)
-        search.stop()
-        yield time.process_time() - evaluated + asked - start, len(points)
-
-
-def _step_pycma(d: int) -> Iterator[tuple[float, int]]:
-    options = {"verbose": -9, "verb_log": 0, "seed": 1, "tolfun": 0, "tolx": 0, "tolfunhist": 0}
-    strategy = require_peer("cma").CMAEvolutionStrategy(np.ones(d), 1.0, options)
-    while True:
-        start = time.process_time()
-        points = strategy.ask()
-        asked = time.process_time()
-        values = _ellipsoid(np.array(points)).tolist()
-        evaluated = time.process_time()
-        strategy.tell(points, values)
-        strategy.stop()
-        yield time.process_time() - evaluated + asked - start, len(points)
-
-
-def _step_cmaes(d: int) -> Iterator[tuple[float, int]]:
-    strategy = require_peer("cmaes").CMA(np.ones(d), 1.0, seed=1)
-    while True:
-        start = time.process_time()
-        points = [strategy.ask() for _ in range(strategy.population_size)]
-        asked = time.process_time()
-        values = _ellipsoid(np.array(points)).tolist()
-        evaluated = time.process_time()
-        strategy.tell(list(zip(points, values, strict=True)))
-        strategy.should_stop()
-        yield time.process_time() - evaluated + asked - start, len(points)
-
-
-STEPPERS = {"eigenstep": _step_eigenstep, "pycma": _step_pycma, "cmaes": _step_cmaes}
 COMPUTE = {
     "functions": compute_functions,
     "restarts": compute_restarts,
     "bbob": compute_bbob,
     "mixed": compute_mixed,
+    "large": compute_large,
     "overhead": compute_overhead,
 }
-
-
-def median(hits: Sequence[float | None]) -> float:
-    """Return the median, with failures counted as infinite."""
-    return statistics.median_low([math.inf if hit is None else hit for hit in hits])
-
-
-def solved(hits: Sequence[float | None]) -> int:
-    """Return how many reached the target."""
-    return sum(hit is not None for hit in hits)
-
-
-def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
-    """Judge the figures."""
-    for d, functions in computed.get("functions", {}).items():
-        for name, hits in functions.items():
-            ratio = median(hits["eigenstep"]) / median(hits["pycma"])
-            quantity = f"{name}, d = {d}: median evaluations to {TARGET:g}, divided by pycma's"
-            yield Verdict("It needs fewer evaluations than CMA-ES.", "spectral", quantity, ratio, EASY[name])
-    for d, functions in computed.get("restarts", {}).items():
-        for name, hits in functions.items():
-            more = solved(hits["eigenstep"]) - solved(hits["pycma"])
-            quantity = f"{name}, d = {d}: runs of {len(hits['pycma'])} that succeed with BIPOP, minus pycma's"
-            yield Verdict("With restarts it succeeds as often.", "spectral", quantity, more, 0, at_least=True)
-    for d, peers in computed.get("bbob", {}).get("dimensions", {}).items():
-        yield from bbob_verdicts(d, peers)
-    if "mixed" in computed:
-        ratios = [median(hits["eigenstep"]) / median(hits["CatCMAwM"]) for hits in computed["mixed"].values()]
-        ratio = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-        quantity = f"{len(ratios)} functions: geometric mean of median evaluations, divided by those of CatCMAwM"
-        yield Verdict("Categories cost fewer evaluations.", "mixed", quantity, ratio, 1.0)
-    for d, times in computed.get("overhead", {}).items():
-        quantity, limit = f"d = {d}: CPU time per evaluation, divided by pycma's", 1 / 3 if int(d) == 40 else 1.0
-        ratio = times["eigenstep"] / times["pycma"]
-        yield Verdict("It costs less time than pycma.", "spectral", quantity, ratio, limit, timed=True)
-
-
-def bbob_verdicts(d: str, peers: Mapping[str, Any]) -> Iterator[Verdict]:
-    """Judge what was computed of BBOB in one dimension."""
-    area = {peer: entry["area"] for peer, entry in peers.items()}
-    for rival in ("pycma", "cmaes"):
-        if {rival, "eigenstep"} <= set(peers):
-            more = area["eigenstep"] - area[rival]
-            quantity = f"BBOB, d = {d}: area under the ECDF, minus that of {rival}"
-            yield Verdict("It is the better choice on BBOB.", "spectral", quantity, more, 0, at_least=True)
-    if "eigenstep-auto" not in peers:
-        return
-    claim, ours = "Its default is as good as the best of many.", peers["eigenstep-auto"]
-    if d in PORTFOLIO:
-        quantity = f"BBOB, d = {d}: area under the ECDF"
-        yield Verdict(claim, "auto", quantity, ours["area"], PORTFOLIO[d], at_least=True)
-    for rival, allowed, budgets in (("eigenstep", -0.01, BUDGETS), ("surrogate", 0.0, (50, 100))):
-        if rival in peers:
-            more = min(ours["budgets"][str(b)] - peers[rival]["budgets"][str(b)] for b in budgets)
-            quantity = f"BBOB, d = {d}: least lead over {rival} of the share of targets at {budgets} evaluations / d"
-            yield Verdict("A descent does no harm at any budget.", "auto", quantity, more, allowed, at_least=True)
-
-
-def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
-    """Give the figures as tables."""
-    for part, title in (
-        ("functions", f"Median evaluations to {TARGET:g}, and how many runs reached it"),
-        ("restarts", "The same with BIPOP restarts"),
-    ):
-        rows = [
-            [name, d, *(f"{median(hits[p]):.0f} ({solved(hits[p])}/{len(hits[p])})" for p in ("eigenstep", "pycma"))]
-            for d, functions in computed.get(part, {}).items()
-            for name, hits in functions.items()
-        ]
-        if rows:
-            yield Table(title, ["function", "d", "eigenstep", "pycma"], rows)
-    if "bbob" in computed:
-        entries = computed["bbob"]["dimensions"].items()
-        names = list(next(iter(computed["bbob"]["dimensions"].values())))
-        rows = [[d, peers[names[0]]["instances"], *(f"{peers[p]['area']:.4f}" for p in names)] for d, peers in entries]
-        title = f"BBOB: area under the ECDF, {BUDGET} evaluations per dimension"
-        yield Table(title, ["d", "instances", *names], rows)
-        rows = [
-            [d, name, *(f"{entry['budgets'][str(b)]:.3f}" for b in BUDGETS)]
-            for d, peers in entries
-            for name, entry in peers.items()
-        ]
-        yield Table("BBOB: share of targets reached", ["d", "search", *(f"{b} d" for b in BUDGETS)], rows)
-        rivals = [name for name in names if name != names[0]]
-        rows = [[d, *(", ".join(worse(peers, p, names[0])) or "none" for p in rivals)] for d, peers in entries]
-        yield Table(f"BBOB: functions on which the area of {names[0]} is smaller than that of", ["d", *rivals], rows)
-    if "mixed" in computed:
-        rows = [
-            [name, *(f"{median(hits[s]):.0f} ({solved(hits[s])}/{len(hits[s])})" for s in SEARCHES)]
-            for name, hits in computed["mixed"].items()
-        ]
-        yield Table("Numbers, integers and categories: median evaluations to 1e-6", ["function", *SEARCHES], rows)
-    if "overhead" in computed:
-        rows = [[d, *(f"{times[p]:.1f}" for p in STEPPERS)] for d, times in computed["overhead"].items()]
-        yield Table("Microseconds of CPU time per evaluation", ["d", *STEPPERS], rows, timed=True)
-
-
-def worse(peers: Mapping[str, Any], rival: str, name: str = "eigenstep") -> list[str]:
-    """Name the functions on which a search is worse than a rival by more than 0.01, with the difference."""
-    ours, theirs = peers[name]["functions"], peers[rival]["functions"]
-    return [f"f{f} ({ours[f] - theirs[f]:+.2f})" for f in ours if ours[f] < theirs[f] - 0.01]
-
-
-def draw(computed: Mapping[str, Any], path: str) -> None:
-    """Draw the ECDFs, one panel for each dimension, and cost against dimension."""
-    bbob = computed.get("bbob", {"dimensions": {}})
-    drawn, axes = figure(columns=max(1, len(bbob["dimensions"]) + ("overhead" in computed)), width=4.2)
-    panels = list(axes[0])
-    for d, peers in bbob["dimensions"].items():
-        ax = panels.pop(0)
-        for number, (name, entry) in enumerate(peers.items()):
-            label = f"{name}: area {entry['area']:.3f}"
-            ax.plot(bbob["evaluations_per_dimension"], entry["curve"], label=label, **look(name, number))
-        if d in PORTFOLIO:
-            ax.plot([], [], " ", label=f"(best-2009 portfolio: area {PORTFOLIO[d]:.3f})")
-        ax.set(title=f"BBOB, d = {d}", xlabel="evaluations / d", ylabel="targets reached", xscale="log", ylim=(0, 1))
-        ax.legend(fontsize=8)
-    if "overhead" in computed:
-        ax, found = panels.pop(0), computed["overhead"]
-        for number, name in enumerate(STEPPERS):
-            times = [row[name] for row in found.values()]
-            ax.plot([int(d) for d in found], times, marker="o", label=name, **look(name, number))
-        ax.set(title="Overhead", xlabel="d", ylabel="CPU µs per evaluation", xscale="log", yscale="log")
-        ax.legend(fontsize=8)
-    save(drawn, path)

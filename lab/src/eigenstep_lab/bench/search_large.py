@@ -8,17 +8,19 @@ the minimum takes peers tens of millions of evaluations.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from eigenstep.search import Search
 
-from ..console import require_peer
+from ..console import UserError, require_peer
 from .search_peers import Array, Counted, Over
 
 BUDGETS = {1000: 200, 10_000: 10}
@@ -80,33 +82,31 @@ def crfmnes(function: Counted, start: Array, budget: int, seed: int) -> None:
 
 def pypop(function: Counted, start: Array, budget: int, seed: int, name: str) -> None:
     """Run a strategy of pypop7 with its defaults."""
-    with without_numba():
-        module = require_peer(f"pypop7.optimizers.es.{name.lower()}")
+    strategy = import_pypop(name)
     box = np.full(len(start), 5.0)  # it only says where starts come from if none is given
     problem = {"fitness_function": function, "ndim_problem": len(start), "lower_boundary": -box, "upper_boundary": box}
     options = {"max_function_evaluations": budget, "mean": start, "sigma": SIGMA, "seed_rng": seed, "verbose": 0}
-    getattr(module, name)(problem, {**options, "is_restart": False}).optimize()
+    strategy(problem, {**options, "is_restart": False}).optimize()
 
 
-@contextlib.contextmanager
-def without_numba() -> Iterator[None]:
-    """Let pypop7 be imported where numba is missing: only strategies that are not used here are compiled with it."""
-    if "numba" in sys.modules:
-        yield
-        return
+def import_pypop(name: str) -> Any:
+    """Import a strategy of pypop7 without what it does not need here: it would install a hundred packages.
+
+    In its package a strategy that is not used here is compiled with numba; a module that compiles nothing takes its
+    place where it is missing.
+    """
+    module = types.ModuleType("numba")
+    module.jit = module.njit = lambda *_args, **_options: lambda function: function  # type: ignore[attr-defined]
+    missing = importlib.util.find_spec("numba") is None and "numba" not in sys.modules
+    if missing:
+        sys.modules["numba"] = module
     try:
-        import numba  # type: ignore[import-not-found, import-untyped, unused-ignore] # noqa: F401
-    except ImportError:
-        empty = types.ModuleType("numba")
-        empty.jit = empty.njit = lambda *_args, **_options: lambda function: function  # type: ignore[attr-defined]
-        empty.prange = range  # type: ignore[attr-defined]
-        sys.modules["numba"] = empty
-        try:
-            yield
-        finally:
+        return getattr(importlib.import_module(f"pypop7.optimizers.es.{name.lower()}"), name)
+    except ImportError as error:
+        raise UserError(f"this needs pypop7: pip install --no-deps pypop7==0.0.82 ({error})") from error
+    finally:
+        if missing:
             del sys.modules["numba"]
-    else:
-        yield
 
 
 SEARCHES: Mapping[str, Callable[[Counted, Array, int, int], None]] = {
