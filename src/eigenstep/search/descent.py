@@ -38,11 +38,6 @@ SOFTENING = 0.75  # By which power of the curvature found, relative to that expe
 LOOK_BACK = 10  # Moves whose gains tell whether a function is smooth
 LEAST_GAIN = 0.001  # Median of them, relative to half the squared slope
 FIRST_SHARES = (0.5, 0.3, 0.3, 0.3)  # What the first moves must gain, relative to parabolas at their bottom
-    0.5,
-    0.3,
-    0.3,
-    0.3,
-)  # Least gains of the first moves, relative to what parabolas would have at their bottom
 FIRST_TRIALS = 4  # Points in the first direction that parabolas of a smooth function may need
 MOST_MOVES = (150, 15)  # In all, and for each dimension
 FARTHEST = 1e4  # Longest way, in units of sigma0: beyond it there seems to be no minimum

@@ -8,8 +8,8 @@ Parts:
   functions  evaluations to 1e-8 on Ackley, Griewank and Rosenbrock, without restarts, medians over seeds
   restarts   how often Bohachevsky's and Schaffer's functions are solved, with BIPOP restarts on both sides; Schaffer's
              is 1e-8 only at a distance of 1e-18 from its minimum, so neither stops because steps are small
-  bbob       24 functions of the COCO platform with IPOP restarts: area under the ECDF of evaluations per target, and the
-             best of the algorithms that COCO has collected for each target; cma.fmin_lq_surr2 up to 100 d only
+  bbob       24 functions of the COCO platform with IPOP restarts: area under the ECDF of evaluations per target;
+             lines show the best of all algorithms that COCO has collected; cma.fmin_lq_surr2 runs up to 100 d only
   mixed      evaluations to 1e-6 on functions of numbers, integers and categories, against CatCMA with margin
   large      evaluations until the value has fallen to parts of the first one, in 1,000 and 10,000 dimensions, against
              searches with linear memory; LM-CMA and LM-MA-ES need pip install --no-deps pypop7==0.0.82
