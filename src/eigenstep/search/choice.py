@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ..core.arguments import choose
 from .categories import Mixed
 from .descent import Descent, LimitedDescent
 from .domain import Domain
-from .spectral import Begin, find_method
+from .spectral import Begin, SpectralGaussian
+from .surrogate import Modeled
 
 LARGE = 400  # In more dimensions, memory has to be linear in them
+SMALL = 22  # Up to here, a full quadratic model can be fitted within a millisecond
+METHODS: Mapping[str, Begin] = {
+    "spectral": SpectralGaussian.start,
+    "separable": partial(SpectralGaussian.start, separable=True),
+    "surrogate": Modeled.start,
+}
+
+
+def find_method(method: Any) -> Begin:
+    """Return a method by its name, or of the user's own: a function, or a class with a constructor ``start``."""
+    chosen = choose(method, METHODS, "method")
+    return getattr(chosen, "start", chosen)
 
 
 @dataclass(frozen=True)
@@ -36,7 +51,8 @@ class Choice:
             found = [why for why, there in obstacles.items() if there]
             if not found:
                 descend = partial((LimitedDescent if d > LARGE else Descent).begin, tolfun=tolfun)
-            method = "separable" if d > LARGE else "spectral"
+            ordered = noisy or domain.whole  # where values differ by chance or in jumps, a model would fit these
+            method = "separable" if d > LARGE else "spectral" if ordered or d > SMALL else "surrogate"
             reasons = [
                 f"no descent, because {found[0]}" if found else "a descent, in case values are smooth",
                 f"the method {method!r}, because there are {d} coordinates",

@@ -17,15 +17,13 @@ batch dimensions, one independent search each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.arguments import choose
 from ..core.numpy_twin import Array, bounded, cayley, diagonal, rayleigh_quotients, reorthonormalize, transpose
 from .sampling import Rates, assign, mirrored_orthogonal, rates
 
@@ -213,13 +211,3 @@ class Distribution(Protocol):
 
 
 Begin = Callable[[Array, float], Distribution]  # begin(mean, sigma) returns the distribution that a run starts with
-METHODS: Mapping[str, Begin] = {
-    "spectral": SpectralGaussian.start,
-    "separable": partial(SpectralGaussian.start, separable=True),
-}
-
-
-def find_method(method: Any) -> Begin:
-    """Return a method by its name, or of the user's own: a function, or a class with a constructor ``start``."""
-    chosen = choose(method, METHODS, "method")
-    return getattr(chosen, "start", chosen)
