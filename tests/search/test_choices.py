@@ -139,7 +139,11 @@ def test_each_search_has_its_own_copy_of_a_schedule() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"method": "magic"}, ValueError, "method must be one of spectral, separable or a function, got 'magic'"),
+        (
+            {"method": "magic"},
+            ValueError,
+            "one of spectral, separable, surrogate or a function, got 'magic'",
+        ),
         ({"method": 3}, TypeError, "method must be one of"),
         ({"method": ["spectral"]}, TypeError, "method must be one of"),
         ({"restarts": "never"}, ValueError, "restarts must be one of ipop, bipop or a function, got 'never'"),
@@ -148,7 +152,7 @@ def test_each_search_has_its_own_copy_of_a_schedule() -> None:
 def test_unknown_names_list_the_choices(options: dict, error: type[Exception], text: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(error, match=text):
         Search([1.0], 1.0, **options)
-    assert list(METHODS) == ["spectral", "separable"]
+    assert list(METHODS) == ["spectral", "separable", "surrogate"]
     assert list(SCHEDULES) == ["ipop", "bipop"]
 
 

@@ -24,6 +24,7 @@ POINTS = 2.0  # That are kept, for each coefficient of the model
 SPARE = 1.1  # Points needed, for each coefficient
 MOST_COEFFICIENTS = 300  # Larger models would take too long to fit
 SHARPNESS = 20.0  # Weight of the best point, relative to the worst
+RIDGE = 1e-8  # By which directions without data are held, relative to the others
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,12 @@ class Modeled:
         rows, columns = np.triu_indices(d, 1)
         parts = [np.ones((count, 1)), z, z * z / 2, z[:, rows] * z[:, columns]]
         kept = 2 + _sizes(d).index(sizes[-1])
-        features = np.concatenate(parts[:kept], 1) * weights[:, None]
-        scale = float(np.ptp(values)) or 1.0
-        gram = features.T @ features
-        gram[np.diag_indices_from(gram)] *= 1 + 1e-8
-        found = np.linalg.solve(gram, features.T @ ((values - values.min()) / scale * weights))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # equal values, or huge ones: see below
+            features = np.concatenate(parts[:kept], 1) * weights[:, None]
+            wanted = (values - values.min()) / np.ptp(values) * weights
+        found = least_squares(features, wanted)
+        if found is None:
+            return replace(self, agreement=0.0)
         hessian = np.diag(found[d + 1 : 2 * d + 1]) if kept > 2 else np.zeros((d, d))
         if kept > 3:
             hessian[rows, columns] = hessian[columns, rows] = found[2 * d + 1 :]
@@ -146,6 +148,18 @@ class Modeled:
 def _sizes(d: int) -> tuple[int, int, int]:
     """Return how many coefficients a linear model has, a diagonal one and a full one."""
     return d + 1, 2 * d + 1, (d + 1) * (d + 2) // 2
+
+
+def least_squares(features: Array, wanted: Array) -> Array | None:
+    """Return coefficients of columns, each of which counts in its own size; ``None`` where rounding leaves none."""
+    sizes = np.sqrt((features * features).sum(0))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        scaled = features / sizes
+    if not (np.isfinite(scaled).all() and np.isfinite(wanted).all()):
+        return None
+    gram = scaled.T @ scaled + RIDGE * np.eye(len(sizes))
+    found = np.linalg.solve(gram, scaled.T @ wanted) / sizes
+    return np.asarray(found) if np.isfinite(found).all() else None
 
 
 def rank_correlation(one: Array, other: Array) -> float:
