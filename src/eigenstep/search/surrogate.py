@@ -43,7 +43,7 @@ class Modeled:
     def start(cls, mean: Array, sigma: float) -> Modeled:
         """Return the isotropic Gaussian around ``mean``, and a model that knows nothing."""
         d = len(mean)
-        count = math.ceil(POINTS * max(k for k in _sizes(d) if k <= max(MOST_COEFFICIENTS, 2 * d + 1)))
+        count = math.ceil(POINTS * _sizes(d)[-1])
         gaussian = SpectralGaussian.start(mean, sigma)
         return cls(gaussian, np.zeros((count, d)), np.zeros(count), np.zeros(d), np.zeros((d, d)))
 
@@ -96,7 +96,7 @@ class Modeled:
         first = len(self.values) - self.filled
         z, values = self.gaussian.whiten(self.archive[first:], stretch), self.values[first:]
         count, d = z.shape
-        sizes = [k for k in _sizes(d) if SPARE * k <= count and k <= max(MOST_COEFFICIENTS, 2 * d + 1)]
+        sizes = [k for k in _sizes(d) if SPARE * k <= count]
         if not sizes:
             return self
         ranks = values.argsort().argsort()
@@ -145,9 +145,9 @@ class Modeled:
         return replace(self, gaussian=self.gaussian.reflected(mean, flipped))
 
 
-def _sizes(d: int) -> tuple[int, int, int]:
-    """Return how many coefficients a linear model has, a diagonal one and a full one."""
-    return d + 1, 2 * d + 1, (d + 1) * (d + 2) // 2
+def _sizes(d: int) -> list[int]:
+    """Return how many coefficients a linear model has, a diagonal one and a full one, up to a limit."""
+    return [k for k in (d + 1, 2 * d + 1, (d + 1) * (d + 2) // 2) if k <= max(MOST_COEFFICIENTS, d + 1)]
 
 
 def least_squares(features: Array, wanted: Array) -> Array | None:

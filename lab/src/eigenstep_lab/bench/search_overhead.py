@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from .search_peers import Array
 def measure_overhead(d: int) -> dict[str, float]:
     """Time generations of all searches on an ellipsoid, whose own time is not counted."""
     generations = max(3, min(200, 2000 // d))
-    steppers = {name: make(d) for name, make in STEPPERS.items()}
+    steppers = {name: make(d) for name, make in STEPPERS.items() if d <= LARGEST.get(name, d)}
     for step in steppers.values():
         for _ in range(generations):  # the first ones set up things
             next(step)
@@ -34,8 +35,8 @@ def _ellipsoid(x: Array) -> Array:
     return (10 ** (6 * np.arange(d) / (d - 1)) * x * x).sum(-1)
 
 
-def _step_eigenstep(d: int) -> Iterator[tuple[float, int]]:
-    search = Search(np.ones(d), 1.0, seed=0, max_evals=10**9, tolfun=0, tolx=0)
+def _step_eigenstep(d: int, method: str = "spectral") -> Iterator[tuple[float, int]]:
+    search = Search(np.ones(d), 1.0, method=method, seed=0, max_evals=10**9, tolfun=0, tolx=0)
     while True:
         start = time.process_time()
         points = search.ask()
@@ -74,4 +75,11 @@ def _step_cmaes(d: int) -> Iterator[tuple[float, int]]:
         yield time.process_time() - evaluated + asked - start, len(points)
 
 
-STEPPERS = {"eigenstep": _step_eigenstep, "pycma": _step_pycma, "cmaes": _step_cmaes}
+STEPPERS: Mapping[str, Callable[[int], Iterator[tuple[float, int]]]] = {
+    "eigenstep": _step_eigenstep,
+    "surrogate": partial(_step_eigenstep, method="surrogate"),
+    "pycma": _step_pycma,
+    "cmaes": _step_cmaes,
+}
+LARGEST = {"surrogate": 40}
+"""Dimensions above which some are not measured: ``minimize`` does not choose a model there."""

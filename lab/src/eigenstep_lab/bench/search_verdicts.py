@@ -13,7 +13,6 @@ from ..results import Table, Verdict
 from .search_bbob import BUDGET, BUDGETS
 from .search_large import PARTS
 from .search_mixed import SEARCHES
-from .search_overhead import STEPPERS
 
 EASY = {"Ackley": 0.75, "Griewank": 0.75, "Rosenbrock": 0.95}
 """Functions that need no restarts, and the share of pycma's evaluations that is allowed."""
@@ -56,6 +55,9 @@ def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
         quantity, limit = f"d = {d}: CPU time per evaluation, divided by pycma's", 1 / 3 if int(d) == 40 else 1.0
         ratio = times["eigenstep"] / times["pycma"]
         yield Verdict("It costs less time than pycma.", "spectral", quantity, ratio, limit, timed=True)
+        if d == "20" and "surrogate" in times:
+            quantity = "d = 20: microseconds of CPU time per evaluation with the quadratic model"
+            yield Verdict("A model costs little time.", "surrogate", quantity, times["surrogate"], 1000.0, timed=True)
 
 
 def large_verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
@@ -129,8 +131,11 @@ def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
         ]
         yield Table(f"{d} dimensions: evaluations until a part of the first value", ["function", "part", *names], rows)
     if "overhead" in computed:
-        rows = [[d, *(f"{times[p]:.1f}" for p in STEPPERS)] for d, times in computed["overhead"].items()]
-        yield Table("Microseconds of CPU time per evaluation", ["d", *STEPPERS], rows, timed=True)
+        names = list(next(iter(computed["overhead"].values())))
+        rows = [
+            [d, *(f"{times[p]:.1f}" if p in times else "–" for p in names)] for d, times in computed["overhead"].items()
+        ]
+        yield Table("Microseconds of CPU time per evaluation", ["d", *names], rows, timed=True)
 
 
 def bbob_tables(computed: Mapping[str, Any]) -> Iterator[Table]:
@@ -186,9 +191,9 @@ def draw(computed: Mapping[str, Any], path: str) -> None:
         ax.legend(fontsize=8)
     if "overhead" in computed:
         ax, found = panels.pop(0), computed["overhead"]
-        for number, name in enumerate(STEPPERS):
-            times = [row[name] for row in found.values()]
-            ax.plot([int(d) for d in found], times, marker="o", label=name, **look(name, number))
+        for number, name in enumerate(next(iter(found.values()))):
+            times = {int(d): row[name] for d, row in found.items() if name in row}
+            ax.plot(list(times), list(times.values()), marker="o", label=name, **look(name, number))
         ax.set(title="Overhead", xlabel="d", ylabel="CPU µs per evaluation", xscale="log", yscale="log")
         ax.legend(fontsize=8)
     save(drawn, path)
