@@ -9,14 +9,22 @@ import numpy as np
 import pytest
 
 from eigenstep.search import Search, minimize
-from eigenstep.search.descent import LEAST_CURVATURE, MEMORY, SOFTENING, Descent, LimitedDescent
+from eigenstep.search.descent import (
+    BLOCKS,
+    LEAST_CURVATURE,
+    MEMORY,
+    SOFTENING,
+    SWEEPS,
+    Descent,
+    LimitedDescent,
+)
 from eigenstep.search.runs import Tally
 
 from .problems import Array, ellipsoid, rastrigin, rosenbrock, rotation, sphere
 
 
-def descend(fun, x0: Array, sigma: float = 1.0, **options) -> tuple[Descent, int]:  # type: ignore[no-untyped-def]
-    state, count = Descent.begin(x0, sigma, **options), 0
+def descend(fun, x0: Array, sigma: float = 1.0, kind=Descent, **options) -> tuple[Descent, int]:  # type: ignore[no-untyped-def]
+    state, count = kind.begin(x0, sigma, **options), 0
     while state.over is None:
         z = state.draw(np.random.default_rng(0), state.points)
         count += len(z)
@@ -90,6 +98,42 @@ def test_it_gives_up_soon_where_nothing_is_smooth(fun) -> None:  # type: ignore[
     state, count = descend(fun, np.ones(10))
     assert state.over == "rough"
     assert count < 30 * 10
+
+
+@pytest.mark.parametrize("d", [5, 20])
+def test_where_the_first_move_is_no_parabolas_it_mostly_gives_up_after_one_slope(d: int) -> None:
+    def ripples(x: Array) -> float:
+        return float(sphere(x) + 5 * (1 - np.cos(20 * np.pi * x)).sum())
+
+    counts = []
+    for seed in range(9):
+        state, count = descend(ripples, np.random.default_rng(seed).uniform(-4, 4, d))
+        counts.append(count if state.over == "rough" else np.inf)
+    assert np.median(counts) <= d + 8
+    # But a first step that is ten thousand times too long is no reason.
+    state, count = descend(sphere, np.ones(d), 1e4)
+    assert state.over == "converged"
+    assert state.value < 1e-6
+    assert count < 30 * d
+
+
+def test_in_many_dimensions_the_first_moves_are_in_blocks() -> None:
+    d = 40
+    state, fun = LimitedDescent.begin(np.ones(d), 0.5), lambda x: float((x[: d - 2] ** 2).sum())
+    for number in range(BLOCKS):
+        first, last = state.span
+        assert (first, last) == (number * d // BLOCKS, (number + 1) * d // BLOCKS)
+        before = state
+        while state.swept == number:
+            z = state.draw(np.random.default_rng(0), state.points)
+            state = state.update(z, np.array([fun(x) for x in state.sample(z)]))  # type: ignore[assignment]
+        moved = np.flatnonzero(state.mean != before.mean)
+        np.testing.assert_array_equal(moved, range(first, last) if number < BLOCKS - 1 else [])  # the last one is flat
+        np.testing.assert_allclose(state.mean[first:last], 0 if len(moved) else 1, atol=1e-5)
+    state, count = descend(lambda x: ellipsoid(rotation(d) @ x, 100.0), np.ones(d), kind=LimitedDescent, tolfun=1e-9)
+    assert state.over == "converged"
+    assert state.swept == SWEEPS * BLOCKS  # type: ignore[attr-defined]
+    assert count < 80 * d
 
 
 def test_without_a_minimum_it_stops_far_away() -> None:

@@ -12,7 +12,7 @@ Parts:
              lines show the best of all algorithms that COCO has collected; cma.fmin_lq_surr2 runs up to 100 d only
   mixed      evaluations to 1e-6 on functions of numbers, integers and categories, against CatCMA with margin
   large      evaluations until the value has fallen to parts of the first one, in 1,000 and 10,000 dimensions, against
-             searches with linear memory; LM-CMA and LM-MA-ES need pip install --no-deps pypop7==0.0.82
+             searches with linear memory; LM-CMA needs pip install --no-deps pypop7==0.0.82
   overhead   CPU time per evaluation beside the function itself, by dimension, in turns
 
 Everything is computed piece by piece into files in --directory. Interrupt it as you like: the same command goes on.

@@ -23,7 +23,7 @@ from eigenstep.search import Search
 from ..console import UserError, require_peer
 from .search_peers import Array, Counted, Over
 
-BUDGETS = {1000: 200, 10_000: 10}
+BUDGETS = {1000: 100, 10_000: 6}
 """Evaluations per dimension."""
 PARTS = [10.0 ** (-k / 2) for k in range(1, 25)]
 """Of the value at the start: the targets."""
@@ -89,6 +89,14 @@ def pypop(function: Counted, start: Array, budget: int, seed: int, name: str) ->
     strategy(problem, {**options, "is_restart": False}).optimize()
 
 
+def vkd(function: Counted, start: Array, budget: int, seed: int) -> None:
+    """Run CMA-ES with a covariance of low rank plus a diagonal, by the sampler for it in pycma."""
+    cma = require_peer("cma")
+    sampler = require_peer("cma.restricted_gaussian_sampler").GaussVkDSampler
+    options = sampler.extend_cma_options({"verbose": -9, "verb_log": 0, "seed": seed + 1, "maxfevals": budget})
+    cma.CMAEvolutionStrategy(start, SIGMA, options).optimize(function)
+
+
 def import_pypop(name: str) -> Any:
     """Import a strategy of pypop7 without what it does not need here: it would install a hundred packages.
 
@@ -114,7 +122,7 @@ SEARCHES: Mapping[str, Callable[[Counted, Array, int, int], None]] = {
     "separable": partial(eigenstep, method="separable"),
     "CR-FM-NES": crfmnes,
     "LM-CMA": partial(pypop, name="LMCMA"),
-    "LM-MA-ES": partial(pypop, name="LMMAES"),
+    "VkD-CMA": vkd,
 }
 
 
