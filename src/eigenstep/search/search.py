@@ -59,9 +59,9 @@ class Search:
                 of a numpy generator that returns a start, for each restart a new one.
             sigma0: how far from ``x0`` to look at first, one standard deviation or one for each coordinate: a third of
                 the distance to where the minimum might be.
-            method: "spectral" sees only the order of values and learns all correlations; "separable" learns the scale
-                of each coordinate, for thousands of them; "auto", the default of ``minimize``, is one of both, by the
-                dimension, after a descent along slopes wherever values may be smooth. Or a function
+            method: "spectral" sees only the order of values and learns all correlations, "surrogate" has a quadratic
+                model beside it, "separable" learns scales alone, for thousands of coordinates; "auto", the default of
+                ``minimize``, is one of them after a descent along slopes, wherever values may be smooth. Or a function
                 ``method(mean, sigma)`` that returns a ``Distribution``, or a class with such a constructor, ``start``.
             population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number. More search
                 more globally.
