@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.arguments import choose
 from .categories import Mixed
+from .cautious import CautiousGaussian
 from .descent import Descent, LimitedDescent
 from .domain import Domain
 from .spectral import Begin, SpectralGaussian
@@ -20,6 +21,7 @@ METHODS: Mapping[str, Begin] = {
     "spectral": SpectralGaussian.start,
     "separable": partial(SpectralGaussian.start, separable=True),
     "surrogate": Modeled.start,
+    "cautious": CautiousGaussian.start,
 }
 
 
@@ -36,6 +38,7 @@ class Choice:
     begin: Begin
     descend: Begin | None
     reasons: tuple[str, ...]
+    again: bool  # whether noisy samples are evaluated more than once
 
     @classmethod
     def make(cls, method: Any, domain: Domain, *, exact: bool, noisy: bool, max_evals: int, tolfun: float) -> Choice:
@@ -60,4 +63,4 @@ class Choice:
         begin = find_method(method)
         if domain.categories:
             begin = partial(Mixed.start, begin=begin, categories=domain.categories)
-        return cls(begin, descend, tuple(reasons))
+        return cls(begin, descend, tuple(reasons), again=method != "cautious")

@@ -99,7 +99,8 @@ class Progress:
             return "condition"
         if longest > MAX_GROWTH * self.start_axis:
             return "diverged"
-        patience = int(min(max(100 + 100 * d**1.5 / population, 0.2 * generations), 20000))
+        slowness = 1 / getattr(distribution, "rate", 1.0)  # of searches that take parts of steps
+        patience = int(min(max(slowness * (100 + 100 * d**1.5 / population), 0.2 * generations), 20000))
         if generations > patience and _no_better(self.best[-patience:]) and _no_better(self.median[-patience:]):
             return "stagnation"
         return None

@@ -60,7 +60,7 @@ class Search:
             sigma0: how far from ``x0`` to look at first, one standard deviation or one for each coordinate: a third of
                 the distance to where the minimum might be.
             method: "spectral" sees only the order of values and learns all correlations, "surrogate" has a quadratic
-                model beside it, "separable" learns scales alone, for thousands of coordinates; "auto", the default of
+                model beside it, "separable" learns scales alone, "cautious" is for noise; "auto", the default of
                 ``minimize``, is one of them after a descent along slopes, wherever values may be smooth. Or a function
                 ``method(mean, sigma)`` that returns a ``Distribution``, or a class with such a constructor, ``start``.
             population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number. More search
@@ -73,7 +73,7 @@ class Search:
                 do so alternately with small, narrow runs ("bipop"), at random points if all coordinates have bounds,
                 else at ``x0``. Or a function (``eigenstep.search.runs.Schedule``). Where nothing has a finite value,
                 few are tried.
-            noisy: the function gives other values each time: evaluate again, as often as it takes.
+            noisy: the function gives other values each time: evaluate again, or learn less of each value ("cautious").
             seed: the same seed gives the same search.
             target: stop at this value.
             max_evals: stop after so many evaluations, by default 10,000 times the dimension.
@@ -108,7 +108,7 @@ class Search:
         self._choice = Choice.make(method, self._domain, **told)
         self.decisions = list(self._choice.reasons)
         self._restarts = find_schedule(restarts)
-        self.noise = Reevaluation() if noisy else None
+        self.noise = Reevaluation(most=64 if self._choice.again else 1) if noisy else None
         self.evaluations = self.iterations = self.failures = self.restarts = 0
         self.best_x: Array | None = None
         self.best_fun = np.inf

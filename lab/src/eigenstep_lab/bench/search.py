@@ -13,6 +13,7 @@ Parts:
   mixed      evaluations to 1e-6 on functions of numbers, integers and categories, against CatCMA with margin
   large      evaluations until the value has fallen to parts of the first one, in 1,000 and 10,000 dimensions, against
              searches with linear memory; LM-CMA needs pip install --no-deps pypop7==0.0.82
+  noise      true values at the center after 8,000 noisy evaluations, against CMA-ES that adapts its learning rate
   overhead   CPU time per evaluation beside the function itself, by dimension, in turns
 
 Everything is computed piece by piece into files in --directory. Interrupt it as you like: the same command goes on.
@@ -39,11 +40,14 @@ from .search_large import FUNCTIONS as LARGE
 from .search_large import SEARCHES as LARGE_SEARCHES
 from .search_mixed import FUNCTIONS as MIXED
 from .search_mixed import SEARCHES, solve_mixed
+from .search_noise import FUNCTIONS as NOISY
+from .search_noise import NOISE, solve_noisy
+from .search_noise import SEARCHES as NOISY_SEARCHES
 from .search_overhead import measure_overhead
 from .search_peers import PEERS, TOLX, Counted
 from .search_verdicts import EASY, TARGET, draw, tables, verdicts
 
-PARTS = ("functions", "restarts", "bbob", "mixed", "large", "overhead")
+PARTS = ("functions", "restarts", "bbob", "mixed", "large", "noise", "overhead")
 HARD = ("Bohachevsky", "Schaffer")
 OVERHEAD_DIMENSIONS = (5, 10, 20, 40, 80, 160, 320, 640)
 
@@ -67,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="BBOB with instances 1 to 15")
     parser.add_argument("--seeds", type=int, default=25, help="of `functions` (default: %(default)s)")
     parser.add_argument("--mixed-seeds", type=int, default=10, help="of `mixed`, from 100 on (default: %(default)s)")
+    parser.add_argument("--noise-seeds", type=int, default=5, help="of `noise`, from 100 on (default: %(default)s)")
     parser.add_argument("--restart-seeds", type=int, default=10, help="of `restarts` (default: %(default)s)")
     parser.add_argument(
         "--restart-budget",
@@ -82,7 +87,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Compute what is missing, judge it, and draw."""
-    if min(args.seeds, args.restart_seeds, args.restart_budget, *args.dimensions, *args.function_dimensions) < 1:
+    if (
+        min(
+            args.seeds,
+            args.mixed_seeds,
+            args.noise_seeds,
+            args.restart_seeds,
+            args.restart_budget,
+            *args.dimensions,
+            *args.function_dimensions,
+        )
+        < 1
+    ):
         raise UserError("seeds, dimensions and budgets must be at least 1")
     if not 1 <= args.instances[0] <= args.instances[1]:
         raise UserError(f"--instances must be the first and the last, got {args.instances}")
@@ -176,6 +192,17 @@ def compute_large(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def compute_noise(args: argparse.Namespace) -> dict[str, Any]:
+    """Return true values in the end by function and noise, search and seed."""
+    found: dict[str, Any] = {}
+    for name, noise, peer in track([(n, v, s) for n in NOISY for v in NOISE for s in NOISY_SEARCHES], "Noise"):
+        path = args.directory / f"noise-{peer}-{name.replace(' ', '-')}-{noise}-{args.noise_seeds}.json"
+        seeds = range(100, 100 + args.noise_seeds)
+        ends = kept(path, lambda n=name, v=noise, p=peer, seeds=seeds: [solve_noisy(p, n, v, seed) for seed in seeds])
+        found.setdefault(f"{name}, noise {noise:g}", {})[peer] = ends
+    return found
+
+
 def compute_overhead(args: argparse.Namespace) -> dict[str, Any]:
     """Return microseconds of CPU time per evaluation, by search and dimension: medians over rounds, in turns."""
     found: dict[str, Any] = {}
@@ -190,5 +217,6 @@ COMPUTE = {
     "bbob": compute_bbob,
     "mixed": compute_mixed,
     "large": compute_large,
+    "noise": compute_noise,
     "overhead": compute_overhead,
 }

@@ -51,6 +51,14 @@ def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
         quantity = f"{len(ratios)} functions: geometric mean of median evaluations, divided by those of CatCMAwM"
         yield Verdict("Categories cost fewer evaluations.", "mixed", quantity, ratio, 1.0)
     yield from large_verdicts(computed.get("large", {}))
+    if "noise" in computed:
+        ratios = [
+            statistics.median(ends["cautious"]) / statistics.median(ends["LRA-CMA"])
+            for ends in computed["noise"].values()
+        ]
+        ratio = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+        quantity = f"{len(ratios)} noisy functions: geometric mean of median values in the end, divided by LRA-CMA's"
+        yield Verdict("It learns from noisy values.", "cautious", quantity, ratio, 1.0)
     for d, times in computed.get("overhead", {}).items():
         quantity, limit = f"d = {d}: CPU time per evaluation, divided by pycma's", 1 / 3 if int(d) == 40 else 1.0
         ratio = times["eigenstep"] / times["pycma"]
@@ -130,6 +138,10 @@ def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
             if any(hits[p][k] is not None for p in names)
         ]
         yield Table(f"{d} dimensions: evaluations until a part of the first value", ["function", "part", *names], rows)
+    if "noise" in computed:
+        names = list(next(iter(computed["noise"].values())))
+        rows = [[n, *(f"{statistics.median(ends[p]):.3g}" for p in names)] for n, ends in computed["noise"].items()]
+        yield Table("Noisy values: median true value in the end", ["function", *names], rows)
     if "overhead" in computed:
         names = list(next(iter(computed["overhead"].values())))
         rows = [
