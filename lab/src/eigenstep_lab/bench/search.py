@@ -68,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--searches", nargs="+", choices=list(PEERS), default=searches, help="of BBOB (default: all but the slow one)"
     )
+    parser.add_argument(
+        "--large-dimensions", nargs="+", type=int, choices=list(BUDGETS), default=list(BUDGETS), help="of `large`"
+    )
     parser.add_argument("--full", action="store_true", help="BBOB with instances 1 to 15")
     parser.add_argument("--seeds", type=int, default=25, help="of `functions` (default: %(default)s)")
     parser.add_argument("--mixed-seeds", type=int, default=10, help="of `mixed`, from 100 on (default: %(default)s)")
@@ -184,7 +187,7 @@ def compute_mixed(args: argparse.Namespace) -> dict[str, Any]:
 def compute_large(args: argparse.Namespace) -> dict[str, Any]:
     """Return evaluations until parts of the first value, by dimension, function and search; null where not reached."""
     found: dict[str, Any] = {}
-    jobs = [(d, name, peer) for d in BUDGETS for name in LARGE for peer in LARGE_SEARCHES]
+    jobs = [(d, name, peer) for d in args.large_dimensions for name in LARGE for peer in LARGE_SEARCHES]
     for d, name, peer in track(jobs, "Large"):
         path = args.directory / f"large-{peer}-{name.replace(' ', '-')}-d{d}-{BUDGETS[d]}.json"
         hits = kept(path, lambda d=d, n=name, p=peer: solve_large(p, n, d))

@@ -23,7 +23,7 @@ from eigenstep.search import Search
 from ..console import UserError, require_peer
 from .search_peers import Array, Counted, Over
 
-BUDGETS = {1000: 100, 10_000: 6}
+BUDGETS = {1000: 60, 10_000: 4}
 """Evaluations per dimension."""
 PARTS = [10.0 ** (-k / 2) for k in range(1, 25)]
 """Of the value at the start: the targets."""
