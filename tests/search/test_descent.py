@@ -163,7 +163,7 @@ def test_minimize_says_what_it_did() -> None:
     order = minimize(rosenbrock, np.zeros(5), 0.5, seed=0, target=1e-9, method="spectral")
     assert smooth.success
     assert smooth.nfev < order.nfev / 2
-    choice = "the method 'surrogate', because there are 5 coordinates"
+    choice = "the method 'spectral', because there are 5 coordinates"
     assert smooth.decisions == ("a descent, in case values are smooth", choice)
     assert order.decisions == ()
     found = minimize(rastrigin, np.full(4, 3.3), 1.0, seed=0, max_evals=2000)

@@ -135,10 +135,28 @@ def test_where_rounding_disturbs_slopes_it_saves_most_evaluations() -> None:
     def rough(x: Array) -> float:
         return ellipsoid(R @ x, 1e4) * (1 + 1e-5 * float(np.sin(1e9 * sphere(x))))
 
-    found = {m: minimize(rough, np.full(d, 2.0), 1.0, method=m, seed=0, target=1e-3) for m in ("auto", "spectral")}
+    methods = ("surrogate", "spectral")
+    found = {m: minimize(rough, np.full(d, 2.0), 1.0, method=m, seed=0, target=1e-3) for m in methods}
     assert all(result.success for result in found.values())
-    assert found["auto"].nfev < 0.7 * found["spectral"].nfev
-    assert "gave up" in found["auto"].decisions[2]
+    assert found["surrogate"].nfev < 0.7 * found["spectral"].nfev
+
+
+def test_minimize_chooses_it_for_single_precision() -> None:
+    torch = pytest.importorskip("torch")
+    R = torch.from_numpy(rotation(8)).float()
+
+    def fun(x):  # type: ignore[no-untyped-def]
+        return ((100 ** (torch.arange(8) / 7)) * (R @ x) ** 2).sum()
+
+    start, counts = torch.full((8,), 2.0), {}
+    for method in ("auto", "spectral"):
+        results = [minimize(fun, start, 1.0, method=method, seed=seed, target=1e-4) for seed in range(3)]
+        assert all(result.success for result in results)
+        counts[method] = np.median([result.nfev for result in results])
+    assert counts["auto"] < 0.7 * counts["spectral"]
+    decisions = minimize(fun, start, 1.0, seed=0, max_evals=200).decisions
+    assert decisions[0] == "no descent, because points are not in double precision"
+    assert "'surrogate'" in decisions[1]
 
 
 @pytest.mark.parametrize("how", ["state_dict", "pickle"])

@@ -107,6 +107,18 @@ def test_verdicts_can_fail() -> None:
         "restarts": {"10": {"Schaffer": {"eigenstep": [5, None], "pycma": [7, 8]}}},
         "bbob": {"dimensions": {"5": bbob(0.3, 0.2, 0.31)}},
         "overhead": {"40": {"eigenstep": 1.0, "pycma": 2.0}, "80": {"eigenstep": 1.0, "pycma": 2.0}},
+        "mixed": {"sphere": {"eigenstep": [10, 12], "CatCMAwM": [9, 30]}},
+        "large": {
+            "1000": {
+                "sphere": {
+                    "eigenstep-auto": [5, 9, 30, None],
+                    "separable": [6, 20, None, None],
+                    "X": [8, 10, 31, None],
+                },
+                "other": {"eigenstep-auto": [5, None], "separable": [6, 20], "X": [None, None]},
+            }
+        },
+        "noise": {"sphere, noise 1": {"cautious": [1.0, 3.0], "LRA-CMA": [4.0, 4.0]}},
     }
     found = {
         v.quantity.split(":")[0] + (" cmaes" if "cmaes" in v.quantity else ""): v
@@ -120,7 +132,12 @@ def test_verdicts_can_fail() -> None:
         "BBOB, d = 5 cmaes": False,
         "d = 40": False,
         "d = 80": True,
+        "1 functions": False,
+        "sphere, d = 1000": True,
+        "other, d = 1000": False,
+        "1 noisy functions": True,
     }
+    assert found["sphere, d = 1000"].value == pytest.approx(30 / 31)
     assert found["Ackley, d = 10"].value == pytest.approx(0.7)
     assert search_verdicts.worse(computed["bbob"]["dimensions"]["5"], "cmaes") == []
     assert search_verdicts.worse(bbob(0.2, 0.3, 0.1), "pycma") == ["f1 (-0.10)"]

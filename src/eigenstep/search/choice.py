@@ -54,8 +54,9 @@ class Choice:
             found = [why for why, there in obstacles.items() if there]
             if not found:
                 descend = partial((LimitedDescent if d > LARGE else Descent).begin, tolfun=tolfun)
-            ordered = noisy or domain.whole  # where values differ by chance or in jumps, a model would fit these
-            method = "separable" if d > LARGE else "spectral" if ordered or d > SMALL else "surrogate"
+            # Float32 has no slopes, but a model may know the way; elsewhere it has not been found to help.
+            model = d <= SMALL and found[:1] == ["points are not in double precision"]
+            method = "separable" if d > LARGE else "surrogate" if model else "spectral"
             reasons = [
                 f"no descent, because {found[0]}" if found else "a descent, in case values are smooth",
                 f"the method {method!r}, because there are {d} coordinates",

@@ -70,15 +70,15 @@ def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
 
 def large_verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
     """Judge searches in large dimensions: at the target where the lead over the best rival is smallest."""
+    claim = "It needs fewer evaluations than searches with linear memory."
     for d, functions in computed.items():
         for name, hits in functions.items():
-            rivals = [counts for peer, counts in hits.items() if peer != "eigenstep-auto"]
-            best = [min(times) for times in zip(*(map(finite, counts) for counts in rivals), strict=True)]
-            ratios = [finite([o])[0] / b for o, b in zip(hits["eigenstep-auto"], best, strict=True) if b < math.inf]
-            quantity = (
-                f"{name}, d = {d}: evaluations, divided by the best rival's, at the worst of {len(ratios)} targets"
-            )
-            claim = "It needs fewer evaluations than searches with linear memory."
+            ours = finite(hits["eigenstep-auto"])
+            rivals = [finite(counts) for peer, counts in hits.items() if peer != "eigenstep-auto"]
+            best = [min(counts) for counts in zip(*rivals, strict=True)]
+            ratios = [mine / least for mine, least in zip(ours, best, strict=True) if least < math.inf]
+            where = f"at the worst of {len(ratios)} targets"
+            quantity = f"{name}, d = {d}: evaluations, divided by the best rival's, {where}"
             yield Verdict(claim, "auto", quantity, max(ratios), 1.0)
 
 
