@@ -179,27 +179,79 @@ class TestWithoutBases:
         assert not any(name.startswith("basis") for own in saved["state"].values() for name in own)
         torch.testing.assert_close(optimizer.state_dict()["state"], before, rtol=0, atol=0)
 
-    @pytest.mark.parametrize("options", [{}, {"eigenvalues": "kronecker", "residual": True}], ids=str)
-    def test_momentum_and_curvature_are_those_of_the_weights(self, options: dict[str, Any]) -> None:
-        """The diagonal of the curvature, entry by entry, as a dense transcription has it."""
-        w = nn.Parameter(torch.randn(9, 6, dtype=torch.float64))
+    @staticmethod
+    def stepped(shape: tuple[int, ...], **options: Any) -> tuple[nn.Parameter, Spectral]:
+        """Return a weight whose gradients have eigenvectors of their own on both sides, after some steps."""
+        generator = torch.Generator().manual_seed(0)
+        w = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
         optimizer = Spectral([w], **options)
-        mixing = torch.randn(9, 9, dtype=torch.float64)
+        left, right = (torch.randn(n, n, generator=generator, dtype=torch.float64) for n in shape[-2:])
         for _ in range(30):
-            w.grad = mixing @ torch.randn(9, 6, dtype=torch.float64)
+            w.grad = left @ torch.randn(shape, generator=generator, dtype=torch.float64) @ right
             optimizer.step()
+        return w, optimizer
+
+    @pytest.mark.parametrize("shape", [(9, 6), (6, 9), (8, 8), (3, 16, 16), (40, 4)], ids=str)
+    @pytest.mark.parametrize("options", [{}, {"eigenvalues": "kronecker", "residual": True}], ids=str)
+    def test_files_have_momentum_and_a_portrait(self, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+        """Its singular vectors are the eigenvectors, in the order of eigenvalues, as a decomposition says."""
+        w, optimizer = self.stepped(shape, **options)
         own, saved = optimizer.state[w], optimizer.state_dict(bases=False)["state"][0]
-        left, right = own["basis_0"][0, 0], own["basis_1"][0, 0]
-        torch.testing.assert_close(saved["momentum"][0, 0], left @ own["momentum"][0, 0] @ right.T)
-        dense = torch.kron(left, right)
-        spectrum = own.get("second_moment", torch.einsum("bki,bkj->bkij", own["eigs_0"], own["eigs_1"]))[0, 0].flatten()
-        diagonal = (dense * spectrum @ dense.T).diagonal().view(9, 6)
-        if "second_moment" in own:
-            least = (saved["momentum"] / own["scale"]).square()
-            torch.testing.assert_close(saved["second_moment"], torch.maximum(diagonal, least[0, 0])[None, None])
-        else:
-            found = torch.einsum("i,j->ij", saved["eigs_0"][0, 0], saved["eigs_1"][0, 0])
-            torch.testing.assert_close(found, diagonal)
+        left, right = own["basis_0"], own["basis_1"]
+        assert not {"second_moment", "residual_0"} & saved.keys()
+        torch.testing.assert_close(saved["momentum"], left @ own["momentum"] @ right.mT)
+        found, sizes, other = torch.linalg.svd(saved["portrait"].double(), full_matrices=False)
+        rank = sizes.shape[-1]
+        torch.testing.assert_close(sizes, torch.linspace(4, 1, rank).double().expand_as(sizes), rtol=0.01, atol=0)
+        for vectors, basis, axis in ((found, left, 0), (other.mT, right, 1)):
+            order = own[f"eigs_{axis}"].argsort(descending=True)[..., None, :rank]
+            known = torch.take_along_dim(basis, order, -1)
+            assert ((vectors * known).sum(-2).abs() > 0.99).all()
+
+    @pytest.mark.parametrize("shape", [(8, 8), (3, 16, 16), (24, 24)], ids=str)
+    @pytest.mark.parametrize("options", [{}, {"eigenvalues": "kronecker", "residual": True}], ids=str)
+    def test_curvature_comes_back(self, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+        """The Kronecker product is the one that was saved; and momentum, in the weights' own coordinates."""
+        w, optimizer = self.stepped(shape, **options)
+        own = {name: value.clone() for name, value in optimizer.state[w].items()}
+        optimizer.load_state_dict(optimizer.state_dict(bases=False))
+        new = optimizer.state[w]
+        assert new.keys() == own.keys()
+        for axis in (0, 1):
+            one, two = (
+                s[f"basis_{axis}"] * s[f"eigs_{axis}"][..., None, :] @ s[f"basis_{axis}"].mT for s in (new, own)
+            )
+            assert torch.linalg.matrix_norm(one - two).max() <= 0.02 * torch.linalg.matrix_norm(two).max()
+            if "residual_0" in new:
+                torch.testing.assert_close(new[f"residual_{axis}"], torch.diag_embed(new[f"eigs_{axis}"]))
+        one, two = (s["basis_0"] @ s["momentum"] @ s["basis_1"].mT for s in (new, own))
+        torch.testing.assert_close(one, two)
+        if "second_moment" in new:
+            products = torch.einsum(
+                "bki,bkj->bkij", new["eigs_0"], new["eigs_1"].expand(-1, own["eigs_0"].shape[1], -1)
+            )
+            least = (new["momentum"] / new["scale"].view(-1, 1, 1, 1)).square()
+            torch.testing.assert_close(new["second_moment"], torch.maximum(products, least))
+
+    @pytest.mark.parametrize("options", [{"structure": "axes"}, {"structure": "full"}], ids=str)
+    def test_bases_that_have_no_portrait_stay(self, options: dict[str, Any]) -> None:
+        params = parameters([(6, 5, 4)])
+        optimizer = Spectral(params, **options)
+        go(params, optimizer, 0, 3)
+        assert_same_state(optimizer.state_dict(bases=False), optimizer.state_dict())
+
+    @pytest.mark.parametrize("entry", [0.0, 1e30])
+    def test_whatever_a_portrait_shows_bases_are_orthogonal(self, entry: float) -> None:
+        params = parameters([(40, 32)])
+        optimizer = Spectral(params)
+        go(params, optimizer, 0, 2)
+        saved = optimizer.state_dict(bases=False)
+        saved["state"][0]["portrait"].fill_(entry)
+        optimizer.load_state_dict(saved)
+        for axis in (0, 1):
+            basis = optimizer.state[params[0]][f"basis_{axis}"]
+            torch.testing.assert_close(basis @ basis.mT, torch.eye(basis.shape[-1])[None, None], rtol=0, atol=1e-5)
+        assert all(torch.isfinite(w).all() for w in go(params, optimizer, 2, 4))
 
     @pytest.mark.parametrize("options", [{}, EIGHT, {"max_dim": 9, "residual": True}], ids=str)
     def test_any_optimizer_can_go_on(self, options: dict[str, Any]) -> None:
@@ -268,23 +320,38 @@ def test_single_rows_among_fused_matrices(sizes: tuple[int, ...], bases: bool) -
     optimizer.step()
     other = Spectral([w], split_sizes=sizes)
     other.load_state_dict(optimizer.state_dict(bases=bases))
-    assert_same_state(other.state_dict(bases=bases), optimizer.state_dict(bases=bases))
+    one, two = (each.state_dict(bases=bases) for each in (other, optimizer))
+    if bases:
+        assert_same_state(one, two)
+    else:
+        entries = [name for name in two["state"][0] if not name.startswith(("portrait", "eigs"))]
+        torch.testing.assert_close(*({name: found["state"][0][name] for name in entries} for found in (one, two)))
+
+
+DAMAGES: list[tuple[str, Callable[[Tensor], Any], str]] = [
+    ("momentum", Tensor.short, "momentum of .* must be torch.int8, got torch.int16"),
+    ("momentum", Tensor.float, "momentum of .* must be torch.int8, got torch.float32"),
+    ("momentum", Tensor.to_sparse, "momentum of .* must have all its numbers"),
+    ("second_moment", lambda x: x.view(torch.int8), "second_moment of .* must be torch.uint8, got torch.int8"),
+    ("second_moment", Tensor.tolist, r"second_moment of .* must have shape \(1, 1, 40, 40\), got \(\)"),
+    ("momentum_unit", Tensor.neg, "momentum_unit of .* must not be negative"),
+    ("momentum_unit", lambda x: x * math.nan, "momentum_unit of .* must be finite"),
+    ("second_moment_unit", lambda x: x[:, :1], r"second_moment_unit of .* must have shape \(1, 7\), got \(1, 1\)"),
+    ("portrait", lambda x: x * math.nan, "portrait of .* must be finite"),
+    ("portrait", lambda x: x[..., 1:], r"portrait of .* must have shape \(1, 1, 40, 40\), got \(1, 1, 40, 39\)"),
+    ("portrait", Tensor.short, "portrait of .* must be a real floating-point tensor, got torch.int16"),
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil", "message"),
+    ("name", "spoil", "message", "bases"),
     [
-        ("momentum", Tensor.short, "momentum of .* must be torch.int8, got torch.int16"),
-        ("momentum", Tensor.float, "momentum of .* must be torch.int8, got torch.float32"),
-        ("momentum", Tensor.to_sparse, "momentum of .* must have all its numbers"),
-        ("second_moment", lambda x: x.view(torch.int8), "second_moment of .* must be torch.uint8, got torch.int8"),
-        ("second_moment", Tensor.tolist, r"second_moment of .* must have shape \(1, 1, 40, 40\), got \(\)"),
-        ("momentum_unit", Tensor.neg, "momentum_unit of .* must not be negative"),
-        ("momentum_unit", lambda x: x * math.nan, "momentum_unit of .* must be finite"),
-        ("second_moment_unit", lambda x: x[:, :1], r"second_moment_unit of .* must have shape \(1, 7\), got \(1, 1\)"),
+        (*damage, bases)
+        for damage in DAMAGES
+        for bases in (True, False)
+        if damage[0].startswith("momentum") or bases == damage[0].startswith("second")
     ],
 )
-@pytest.mark.parametrize("bases", [True, False], ids=["bases", "no bases"])
 @pytest.mark.parametrize("offload", [False, True], ids=["here", "on the host"])
 def test_damaged_codes_change_nothing(
     name: str, spoil: Callable[[Tensor], Any], message: str, bases: bool, offload: bool

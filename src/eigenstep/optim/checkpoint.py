@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from ..core.checks import check_number
 from .distributed.sharded_state import ShardedState
 from .distributed.sharding import Sharding
-from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, fixed, initial_state, modernize, plan_of
-from .portrait import PORTRAIT, outline, with_bases, without_bases
+from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, fixed, initial_state, plan_of
+from .portrait import PORTRAIT, with_bases, without_bases
 from .state import State
 from .storage import ADAM, UNIT, home
 
@@ -133,7 +133,9 @@ def read(
                 expected = initial_state(options, param, plan, device="meta")
                 light = isinstance(own, dict) and any(str(entry).startswith(PORTRAIT) for entry in own)
                 whole.update({param: expected} if light else {})
-                _check_state(own, outline(expected) if light else expected, name(param), options["reorthonormalize"])
+                _check_state(
+                    own, without_bases(expected) if light else expected, name(param), options["reorthonormalize"]
+                )
                 found[param] = own
     if strange := saved_state.keys() - seen:
         raise ValueError(f"state_dict has state for {min(map(str, strange))}, which is in none of its parameter groups")
@@ -190,7 +192,6 @@ def _checked_group(saved: dict[str, Any], own: Mapping[str, Any], defaults: Mapp
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise ValueError(f"state_dict does not fit: count of group {index} must be a whole number, got {count!r}")
     try:
-        modernize(found)
         check_group({**defaults, **found})
         for name in ("lr", "weight_decay"):
             value = found.get(name, 0.0)

@@ -373,7 +373,6 @@ class Spectral(Optimizer):
         """Restore a copied, unpickled or loaded optimizer; options it did not know yet get their defaults."""
         super().__setstate__(state)
         for group in self.param_groups:
-            options.modernize(group)
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
         self._prepare()

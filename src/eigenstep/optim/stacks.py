@@ -174,7 +174,7 @@ class Stack:
         """
         self.members = list(members)
         self.units = [member.plan.units for member in members]
-        parts = [own_state(states[member.param], member) for member in members]
+        parts = [own_state(states[member.param], member.suffix) for member in members]
         device = members[0].param.device
         self.state: State = {name: storage.joined([part[name] for part in parts], device) for name in parts[0]}
         self.packed = storage.is_packed(self.state)
@@ -194,9 +194,8 @@ class Stack:
         return [m.param in params for m, units in zip(self.members, self.units, strict=True) for _ in range(units)]
 
 
-def own_state(state: Mapping[str, Tensor], member: Member) -> State:
-    """Return the state of one rectangle, of all that a parameter has."""
-    end = member.suffix
+def own_state(state: Mapping[str, Tensor], end: str) -> State:
+    """Return the state of one rectangle, of all that a parameter has, given what its names end with."""
     return {name.removesuffix(end): value for name, value in state.items() if name.endswith(end)}
 
 
@@ -268,7 +267,7 @@ class Stacks:
             if ids not in wanted:
                 # Views would hold on to the whole stack for the sake of a part.
                 for member in stack.members:
-                    own = own_state(states[member.param], member)
+                    own = own_state(states[member.param], member.suffix)
                     states[member.param].update({n + member.suffix: value.clone() for n, value in own.items()})
         self._params = list(params)
         self._found = [kept.get(ids) or self._stack(members, states) for ids, members in wanted.items()]
