@@ -129,13 +129,10 @@ def read(
             seen.add(key)
             host.update([param] if options["offload"] else [])
             if own := saved_state.get(key):
-                plan = plan_of(options, param)
-                expected = initial_state(options, param, plan, device="meta")
-                light = isinstance(own, dict) and any(str(entry).startswith(PORTRAIT) for entry in own)
-                whole.update({param: expected} if light else {})
-                _check_state(
-                    own, without_bases(expected) if light else expected, name(param), options["reorthonormalize"]
-                )
+                expected = initial_state(options, param, plan_of(options, param), device="meta")
+                if isinstance(own, dict) and any(str(entry).startswith(PORTRAIT) for entry in own):
+                    whole[param], expected = expected, without_bases(expected)
+                _check_state(own, expected, name(param), options["reorthonormalize"])
                 found[param] = own
     if strange := saved_state.keys() - seen:
         raise ValueError(f"state_dict has state for {min(map(str, strange))}, which is in none of its parameter groups")
@@ -149,8 +146,7 @@ def read(
         found.update({p: sharding.own_state(own, p, name(p)) for p, own in found.items() if p in sharding})
     states: dict[Tensor, State] = {}
     for p, own in found.items():
-        here = {key: value.to(p.device, copy=True) for key, value in own.items()}
-        here = with_bases(here, whole[p]) if p in whole else here
+        here = with_bases({key: value.to(p.device, copy=True) for key, value in own.items()}, whole.get(p, {}))
         states[p] = {key: value.to(home(key, p.device, p in host)) for key, value in here.items()}
     return new_groups, states
 

@@ -9,8 +9,6 @@ Momentum is saved in the weights' own coordinates, and second moments go on as p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -54,13 +52,13 @@ def with_bases(state: State, expected: State) -> State:
 
     Args:
         state: what was saved, of the units that are stepped here.
-        expected: the whole state as it should be, of all units, anywhere; it tells number formats.
+        expected: the whole state as it should be, of all units, anywhere; nothing if there is no portrait.
     """
     found, like = dict(state), next(iter(state.values()))
     for name in expected.keys() - state.keys():
         shape = (len(like), *expected[name].shape[1:])
         found[name] = torch.zeros(shape, dtype=expected[name].dtype, device=like.device)
-    for end, kept in _matrices(found):
+    for end, kept in _matrices(found) if expected else ():
         seen = found.pop(PORTRAIT + end).to(kept["scale"].dtype).clamp(-LARGEST, LARGEST)  # whatever a file holds
         if not len(seen):  # other ranks step them
             continue
@@ -87,9 +85,7 @@ def _eigenvectors(gram: Tensor) -> Tensor:
     return torch.take_along_dim(basis, order[..., None, :], -1)
 
 
-def _matrices(state: State) -> Iterator[tuple[str, State]]:
-    """Give what the names of the state of each matrix with two bases end with, and its state without these ends."""
-    for end in [name.removeprefix("basis_1") for name in state if name.startswith("basis_1")]:
-        own = own_state(state, end)
-        if "basis_0" in own and "eigs_2" not in own:
-            yield end, own
+def _matrices(state: State) -> list[tuple[str, State]]:
+    """Return what the names of the state of each matrix with two bases end with, and its state without these ends."""
+    ends = [name.removeprefix("basis_1") for name in state if name.startswith("basis_1")]
+    return [(end, own_state(state, end)) for end in ends if "eigs_2" + end not in state]

@@ -15,7 +15,6 @@ from ..core.curvature import OuterProducts
 from ..core.generators import Rotation
 from ..core.maps import Orthogonal
 from . import checkpoint, kernel, options, storage
-from .compiled import compiled
 from .diagonal import Diagonals
 from .distributed.collectives import local_gradient
 from .distributed.ownership import OFF, wanted
@@ -188,7 +187,10 @@ class Spectral(Optimizer):
 
     def _prepare(self) -> None:
         """Set up what copies and checkpoints leave out."""
-        self._kernel = compiled(kernel.step) if self._compile else kernel.step
+        self._kernel: Callable[..., Tensor] = kernel.step
+        if self._compile:  # a program for each kind of stack, turning or not: more than torch allows for one function
+            program = torch.compile(kernel.step, fullgraph=True, dynamic=False)
+            self._kernel = torch._dynamo.config.patch(recompile_limit=256)(program)
         self._stacks: dict[tuple[int, int], Stacks] = {}
         self._layouts = {
             id(group): options.fixed(group)
