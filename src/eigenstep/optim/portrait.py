@@ -1,10 +1,10 @@
 """Checkpoints without bases: in their place one matrix of the weights' shape, from which they are learned anew.
 
-Second moments are soon learned again, bases are not. So a file leaves out both, and has a portrait of the curvature,
-``P = B0[:, :r] Diag(4, ..., 1) B1[:, :r]^T`` with ``r = min(n0, n1)`` and columns in the order of eigenvalues, in two
-bytes per entry. Bases are the eigenvectors of ``P P^T`` and ``P^T P``, but for the least directions of a longer side.
-Even distances make them easy to tell apart: the core's own ``update`` finds them in 20 turns, whatever their number.
-Momentum is saved in the weights' own coordinates, and second moments go on as products of eigenvalues.
+It is a portrait of the curvature, ``P = B0[:, :r] Diag(4, ..., 1) B1[:, :r]^T`` with ``r = min(n0, n1)`` and columns in
+the order of eigenvalues, in two bytes per entry. Bases are the eigenvectors of ``P P^T`` and ``P^T P``, but for the
+least directions of a longer side. Even distances make them easy to tell apart: the core's own ``update`` finds them in
+20 turns, whatever their number. Second moments keep to the same order, also in two bytes; momentum is saved in the
+weights' own coordinates, for the signs of eigenvectors are lost.
 """
 
 from __future__ import annotations
@@ -20,29 +20,33 @@ from .stacks import own_state
 from .state import State
 from .storage import BASES, close, opened
 
-PORTRAIT = "portrait"
+PORTRAIT, MOMENT = "portrait", "second_moment"
 LARGEST = 4.0  # singular value of a portrait
 TURNS = 20  # 16 are enough for sides of 1024
 
 
 def without_bases(state: State) -> State:
-    """Return a copy of a parameter's state with portraits instead of bases and second moments."""
+    """Return a copy of a parameter's state with portraits instead of bases."""
     found = {name: value.clone() for name, value in state.items()}
     for end, kept in _matrices(state):
         own, sides = opened(kept, kept["scale"].device), []
         bases = {axis: own[f"basis_{axis}"] for axis in (0, 1)}
         rank = min(basis.shape[-1] for basis in bases.values())
-        for axis, basis in bases.items():
-            eigs, order = own[f"eigs_{axis}"].sort(dim=-1, descending=True)
-            sides.append(torch.take_along_dim(basis.to(eigs.dtype), order[..., None, :], -1)[..., :rank])
-            eigs[..., rank:] = eigs[..., rank:].mean(-1, keepdim=True)
-            own[f"eigs_{axis}"] = eigs
         if "momentum" in own:
             own["momentum"] = rotate(own["momentum"], bases, back=True)
+        for axis, basis in bases.items():
+            eigs = own[f"eigs_{axis}"]
+            order = eigs.argsort(dim=-1, descending=True)
+            sides.append(torch.take_along_dim(basis.to(eigs.dtype), order[..., None, :], -1)[..., :rank])
+            own[f"eigs_{axis}"] = _sorted(eigs, order, -1, rank)
+            if MOMENT in own:
+                own[MOMENT] = _sorted(own[MOMENT], order.unsqueeze(-1 - axis), axis - 2, rank)
         close(own_state(found, end), own, own["step"])
         sizes = torch.linspace(LARGEST, 1.0, rank, dtype=sides[0].dtype, device=sides[0].device)
         found[PORTRAIT + end] = (sides[0] * sizes @ sides[1].mT).bfloat16()
-        for name in (name for name in kept if name.startswith((*BASES, "second"))):
+        if MOMENT in own and found[MOMENT + end].is_floating_point():
+            found[MOMENT + end] = found[MOMENT + end].bfloat16()
+        for name in (name for name in kept if name.startswith(BASES)):
             del found[name + end]
     return found
 
@@ -55,9 +59,9 @@ def with_bases(state: State, expected: State) -> State:
         expected: the whole state as it should be, of all units, anywhere; nothing if there is no portrait.
     """
     found, like = dict(state), next(iter(state.values()))
-    for name in expected.keys() - state.keys():
-        shape = (len(like), *expected[name].shape[1:])
-        found[name] = torch.zeros(shape, dtype=expected[name].dtype, device=like.device)
+    for name, value in expected.items():
+        missing = torch.zeros(len(like), *value.shape[1:], dtype=value.dtype, device=like.device)
+        found[name] = state[name].to(value.dtype) if name.startswith(MOMENT) else state.get(name, missing)
     for end, kept in _matrices(found) if expected else ():
         seen = found.pop(PORTRAIT + end).to(kept["scale"].dtype).clamp(-LARGEST, LARGEST)  # whatever a file holds
         if not len(seen):  # other ranks step them
@@ -66,15 +70,21 @@ def with_bases(state: State, expected: State) -> State:
         bases = {0: _eigenvectors(seen @ seen.mT), 1: _eigenvectors(rows.mT @ rows)}
         own |= {f"basis_{axis}": basis for axis, basis in bases.items()}
         own |= {name: torch.diag_embed(own[f"eigs_{name[-1]}"]) for name in own if name.startswith("residual")}
-        scale = own["scale"].view(-1, 1, 1, 1)
-        spectrum = own["eigs_0"][..., :, None] * own["eigs_1"][..., None, :] * (scale > 0)
         if "momentum" in own:
             own["momentum"] = rotate(own["momentum"], bases)
-            # As in every turn, second moments stay above the square of the momentum.
-            spectrum = torch.maximum(spectrum, (own["momentum"] / torch.where(scale > 0, scale, torch.inf)).square())
-        own |= {"second_moment": spectrum} if "second_moment" in own else {}
+        if "momentum" in own and MOMENT in own:  # as in every turn, second moments stay above the momentum's square
+            scale = torch.where(own["scale"] > 0, own["scale"], torch.inf).view(-1, 1, 1, 1)
+            own[MOMENT] = torch.maximum(own[MOMENT], (own["momentum"] / scale).square())
         close(kept, own, own["step"])
     return found
+
+
+def _sorted(x: Tensor, order: Tensor, axis: int, rank: int) -> Tensor:
+    """Return entries in order along an axis; beyond the rank, where directions will be any, all are their mean."""
+    x = torch.take_along_dim(x, order, axis)
+    tail = x.narrow(axis, rank, x.shape[axis] - rank)
+    tail.copy_(tail.mean(axis, keepdim=True))
+    return x
 
 
 def _eigenvectors(gram: Tensor) -> Tensor:

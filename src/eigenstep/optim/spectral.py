@@ -358,7 +358,7 @@ class Spectral(Optimizer):
         """Return everything that a checkpoint needs; of state that ranks share, this rank's part.
 
         Such parts can only be saved with ``torch.distributed.checkpoint``. Without ``bases``, files are half as large:
-        who loads one has momentum and second moments in the weights' own coordinates, and learns bases anew.
+        who loads one learns the bases of matrices anew, in moments, from a portrait of the curvature that is in it.
         """
         return checkpoint.to_save(super().state_dict(), self.param_groups, self._sharding, bases)
 
