@@ -13,8 +13,8 @@ STRUCTURES = ("auto", "kronecker", "axes", "full", "diagonal")
 MOST_AXES = 8
 """As many axes as the arithmetic has letters for."""
 SMALLEST_EXPERT, FEW, LONGEST_KERNEL = 16, 4, 128
-"""A tensor with three axes is a stack of matrices if both their sides are longer than a kernel, or so long at least and
-so many times as long as there are matrices: a convolution with so few outputs loses nothing by stepping each alone."""
+"""Three axes are a stack of matrices if both sides are longer than a kernel, or so long at least, and so many times the
+number of matrices: a convolution with so few outputs loses nothing by stepping each alone."""
 MANY_ROWS, SLENDER, LEAST_WIDTH = 1024, 16, 32
 """A matrix with so many rows, so many times its columns, of which it has so many or more, is an embedding: its rows are
 seen too rarely, and are too many, for a basis. Low-rank adapters are narrower."""
