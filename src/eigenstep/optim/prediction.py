@@ -1,48 +1,36 @@
-"""Predictions of a model that is linear in its weights around their mean: outputs that are Gaussian exactly."""
+"""What a posterior says of a model that is linear in its weights around their mean: outputs are exactly Gaussian."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from ..core.checks import check_nonempty, check_number, describe
+from ..core.checks import check_nonempty, describe
+from . import posterior_kernel
+from .diagonal import Diagonals
 
 AT_ONCE = 2**24
 """So many entries of Jacobians are held at a time."""
 
 
-def linear_outputs(
-    model: Any,
-    inputs: Tensor,
-    samples: int,
-    params: set[Tensor],
-    whiten: Callable[[Mapping[Tensor, Tensor]], Iterable[Tensor]],
-    temperature: float,
-    generator: Generator | None,
-) -> Tensor:
-    """Draw outputs ``f(mu) + J x`` with ``x`` from the posterior, shape ``(samples, examples, outputs)``.
+def linear_part(
+    model: Any, inputs: Tensor, params: set[Tensor], whiten: Callable[[Mapping[Tensor, Tensor]], Iterable[Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Return mean ``(examples, outputs)`` and root of the covariance of a linear model, of which some ``params`` vary.
 
-    Args:
-        model: a module that returns ``(examples, outputs)``.
-        inputs: examples along the first axis.
-        samples: how many to draw; every second one mirrors the one before.
-        params: those that are random.
-        whiten: multiplies Jacobians ``(*shape, K)`` by the square root of the covariance, part by part.
-        temperature: of variances.
-        generator: source of random numbers.
+    Their Jacobians are multiplied by the root of the posterior's covariance by ``whiten``.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module to be linearized, got {describe(model)}")
     check_nonempty(inputs, "inputs")
-    check_number(temperature, "temperature", 0.0)
-    named = {name: p.detach() for name, p in model.named_parameters() if p in params}
-    if not named:
+    tensors: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p in params}
+    if not tensors:
         raise ValueError("the model has none of the parameters that are drawn: pass the model that was trained")
-    tensors = {name: p for name, p in model.named_parameters() if p in params}
+    named = {name: p.detach() for name, p in tensors.items()}
     with torch.no_grad():
         mean = model(inputs)
         if mean.ndim != 2 or len(mean) != len(inputs):
@@ -53,21 +41,30 @@ def linear_outputs(
 
         count = max(1, AT_ONCE // (sum(p.numel() for p in named.values()) * mean.shape[1]))
         covariances = []
-        for some in inputs.split(count):
+        for some in torch.split(inputs, count):
             found = vmap(jacrev(output), (None, 0))(named, some)  # (examples, outputs, *shape)
-            jacobians = {tensors[name]: j.flatten(0, 1).movedim(0, -1) for name, j in found.items()}
-            roots = [part.view(len(part), len(some), -1) for part in whiten(jacobians)]
-            covariances.append(sum(torch.einsum("wec,wed->ecd", part, part) for part in roots))
-        covariance = temperature * torch.cat(covariances)
-        noise = torch.randn(
-            -(-samples // 2), *mean.shape, dtype=covariance.dtype, device=mean.device, generator=generator
-        )
-        half = torch.einsum("ecd,sed->sec", _root(covariance), noise)
-        both = torch.stack([half, -half], 1).flatten(0, 1)[:samples]
-        return mean + both.to(mean.dtype)
+            roots = whiten({tensors[name]: j.flatten(0, 1).movedim(0, -1) for name, j in found.items()})
+            parts = [root.view(len(root), len(some), -1) for root in roots]
+            covariances.append(torch.stack([torch.einsum("wec,wed->ecd", part, part) for part in parts]).sum(0))
+        values, vectors = torch.linalg.eigh(torch.cat(covariances))  # which may be singular
+        return mean, vectors * values.clamp_min(0.0).sqrt()[..., None, :]
 
 
-def _root(covariance: Tensor) -> Tensor:
-    """Return the symmetric square roots of small matrices, which may be singular."""
-    values, vectors = torch.linalg.eigh(covariance)
-    return (vectors * values.clamp_min(0.0).sqrt()[..., None, :]) @ vectors.mT
+def whitened(
+    groups: Sequence[Mapping[str, Any]], known: Callable[[Any], Any], jacobians: Mapping[Tensor, Tensor]
+) -> Iterator[Tensor]:
+    """Give out ``(ess S)^(-1/2) J`` part by part, shape ``(weights, K)``, given Jacobians ``(*shape, K)``."""
+    count = next(iter(jacobians.values())).shape[-1]
+    for group in groups:
+        for stack in known(group):
+            own = [member for member in stack.members if member.param in jacobians]
+            if isinstance(stack, Diagonals):
+                moments = [x for joint, sizes in stack.second_moments() for x in torch.split(joint, sizes)]
+                for member, moment in zip(stack.members, moments, strict=True):
+                    if member.param in jacobians:
+                        vectors = member.plan.split(jacobians[member.param], member.part).flatten(0, -2)
+                        yield vectors / (group["ess"] * (moment + group["damping"])).sqrt()[:, None]
+            elif own:
+                zero = jacobians[own[0].param].new_zeros(())
+                full = [jacobians.get(m.param, zero).expand(*m.param.shape, count) for m in stack.members]
+                yield posterior_kernel.whitened(stack.gather(full), stack.state).flatten(0, -2) / group["ess"] ** 0.5
