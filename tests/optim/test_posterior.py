@@ -121,7 +121,9 @@ def test_the_reparametrization_trick_finds_the_exact_posterior(draws: int) -> No
     problem = Regression()
     optimizer = problem.optimizer(lr=0.2, curvature="reparametrization", antithetic=draws == 2)
     for number in range(1200 if draws == 2 else 2500):
-        optimizer.param_groups[0]["lr"] = 0.2 * min(1, 300 / (number + 1)) ** 3  # noise of single draws must be averaged
+        optimizer.param_groups[0]["lr"] = (
+            0.2 * min(1, 300 / (number + 1)) ** 3
+        )  # noise of single draws must be averaged
         step(optimizer, problem.loss, draws)
     assert problem.distance(optimizer) < 1e-3
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to run."""
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS), help="default: all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
-    parser.add_argument("--trials", type=int, default=6, help="random trials of each method (default: %(default)s)")
+    parser.add_argument("--trials", type=int, default=4, help="random trials of each method (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=4, help="seeds of the best one (default: %(default)s)")
     parser.add_argument("--results", type=Path, help="file in which every run is kept, and looked for before")
     parser.add_argument("--plot", type=Path, help="draw how reliable confidence is on the first problem of classes")
