@@ -22,7 +22,7 @@ from gpytorch.variational import (
 )
 from torch import Tensor, nn
 
-from eigenstep import Spectral, SPDParameter
+from eigenstep import SPDParameter, Spectral
 
 STEPS, INDUCING, NOISE = 300, 20, 0.05
 
