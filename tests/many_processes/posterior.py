@@ -53,23 +53,12 @@ def run(curvature: str, wrapped: bool) -> dict[str, Any]:
 
 
 @on_ranks(2)
-def squared(_: Path) -> dict[str, Any]:
-    return run("squared", wrapped=False)
-
-
-@on_ranks(2)
-def squared_with_ddp(_: Path) -> dict[str, Any]:
-    return run("squared", wrapped=True)
-
-
-@on_ranks(2)
-def trick(_: Path) -> dict[str, Any]:
-    return run("reparametrization", wrapped=False)
-
-
-@on_ranks(2)
-def trick_with_ddp(_: Path) -> dict[str, Any]:
-    return run("reparametrization", wrapped=True)
+def posteriors(_: Path) -> dict[str, Any]:
+    return {
+        f"{curvature}{' with DDP' * wrapped}": run(curvature, wrapped)
+        for curvature in ("squared", "reparametrization")
+        for wrapped in (False, True)
+    }
 
 
 @on_ranks(2)

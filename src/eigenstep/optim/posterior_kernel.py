@@ -31,7 +31,7 @@ from ..core.step import learn
 from . import kernel
 from .state import Rates, Rule, State
 
-WARM = 10
+WARM = 3
 """The first guess of the curvature counts as so many estimates."""
 LONGEST = 0.5
 """Logarithms of eigenvalues change by no more than this in a step, for one estimate may be far off."""
