@@ -112,7 +112,7 @@ def test_verdicts_count_test_sets() -> None:
         f"p{i}": {tables.OURS: runs(1.0), "IVON": runs(2.0), "last-layer Laplace": runs(2.0 if i < 1 else 0.5)}
         for i in range(3)
     }
-    rows = [table for table in tables.tables_of(found) if table["title"] == "Verdicts"][0]["rows"]
+    rows = next(table for table in tables.tables_of(found) if table["title"] == "Verdicts")["rows"]
     assert [row[1:] for row in rows] == 2 * [["3 of 3 test sets", "holds"], ["1 of 3 test sets", "does not hold"]]
 
 
