@@ -53,7 +53,7 @@ class SpectralPosterior(Spectral):
         self,
         params: Params,
         lr: float | Tensor = 1e-2,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: tuple[float, float] = (0.9, 0.99),
         *,
         ess: float,
         batch_size: float | None = None,
@@ -68,7 +68,7 @@ class SpectralPosterior(Spectral):
 
         Args:
             params: parameters, named parameters, or dictionaries that describe parameter groups.
-            lr: learning rate of the mean, which has natural gradients: 0.03 to 0.1 for networks. Always tune it.
+            lr: learning rate of the mean, which has natural gradients: 0.03 to 0.3 for networks. Always tune it.
             betas: decay of momentum and of curvature. Both start as means, so that short runs need not change them.
             ess: the effective number of examples, ``lambda``: how many the training data have. More makes the posterior
                 narrower ("colder"), as if each had been seen several times; networks often predict best with 3 times.
