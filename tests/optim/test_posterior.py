@@ -159,7 +159,7 @@ def test_squared_gradients_find_the_curvature_of_a_model_that_explains_the_data(
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(20_000, 3, generator=generator) * torch.tensor([1.0, 2.0, 0.5])
     param = nn.Parameter(torch.ones(3))  # far from it, the gradient's mean would count, too
-    optimizer = Spectral.posterior([param], lr=0.05, ess=20_000, batch_size=20, structure="full")
+    optimizer = Spectral.posterior([param], lr=0.05, ess=20_000, batch_size=20, structure="full", betas=(0.9, 0.999))
     for _ in range(1500):
         some = inputs[torch.randint(20_000, (20,), generator=generator)]
         targets = some.sum(1) + torch.randn(20, generator=generator)

@@ -53,7 +53,7 @@ class SpectralPosterior(Spectral):
         self,
         params: Params,
         lr: float | Tensor = 1e-2,
-        betas: tuple[float, float] = (0.9, 0.99),
+        betas: tuple[float, float] | None = None,
         *,
         ess: float,
         batch_size: float | None = None,
@@ -69,7 +69,7 @@ class SpectralPosterior(Spectral):
         Args:
             params: parameters, named parameters, or dictionaries that describe parameter groups.
             lr: learning rate of the mean, which has natural gradients: 0.03 to 0.3 for networks. Always tune it.
-            betas: decay of momentum and of curvature. Both start as means, so that short runs need not change them.
+            betas: decay of momentum and of curvature: (0.9, 0.99), with 0.999 for the noisy "reparametrization".
             ess: the effective number of examples, ``lambda``: how many the training data have. More makes the posterior
                 narrower ("colder"), as if each had been seen several times; networks often predict best with 3 times.
             batch_size: how many examples the gradient of a step is the mean of, those of all ranks, and of all batches
@@ -87,13 +87,12 @@ class SpectralPosterior(Spectral):
                 weights. Every rank then keeps the whole state. It is noticed if DDP has averaged already.
             **more: options of ``Spectral``, such as ``structure``, ``interval``, ``root``, ``clip`` and ``nonfinite``.
         """
-        trick = curvature == "reparametrization"
-        defaults = {"root": 1.0, "start": 3.0 if trick else 2.0, "basis_lr": None, **FIXED}
-        defaults["eigenvalues"] = "kronecker" if trick else "corrected"
+        kind = (3.0, "kronecker", 0.999) if curvature == "reparametrization" else (2.0, "corrected", 0.99)
+        defaults = {"root": 1.0, "basis_lr": None, "start": kind[0], "eigenvalues": kind[1], **FIXED, **more}
         own = {"ess": ess, "batch_size": batch_size, "prior_precision": prior_precision, "curvature": curvature}
         self._own = {**own, "antithetic": antithetic, "seed": seed}
         self._averaging = distributed
-        super().__init__(params, lr, betas, distributed=False, damping=1.0, **{**defaults, **more})
+        super().__init__(params, lr, betas or (0.9, kind[2]), distributed=False, damping=1.0, **defaults)
         self.defaults.update(self._own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
