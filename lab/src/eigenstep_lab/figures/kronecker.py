@@ -102,7 +102,7 @@ def likeliest(covariance: Tensor, sizes: tuple[int, ...]) -> Kronecker:
     That is where learning factors comes to rest: here by averaging with Σ itself, without noise and in large steps.
     """
     found = van_loan.nearest_kronecker(covariance, sizes)
-    for _ in range(100):
+    for _ in range(50):
         found = eigen.update(found, Dense(covariance, semidefinite=True), lr=0.5)
     return found
 
@@ -119,9 +119,8 @@ def sought(covariances: dict[float, Tensor], sizes: tuple[int, ...]) -> Table:
     rows = []
     for share, covariance in covariances.items():
         nearest = van_loan.nearest_kronecker(covariance, sizes).dense()
-        ratios = [
-            d(likeliest(covariance, sizes).dense(), covariance) / d(nearest, covariance) for d in distances.values()
-        ]
+        found = likeliest(covariance, sizes).dense()
+        ratios = [distance(found, covariance) / distance(nearest, covariance) for distance in distances.values()]
         rows.append([f"{share:.0%}", *(f"{float(ratio.log().mean().exp()):.3g}" for ratio in ratios)])
     title = "Distance to Σ of the likeliest Kronecker product, divided by that of the projection of Σ, geometric means"
     return Table(title, ["structure in Σ", *distances], rows)
