@@ -102,7 +102,7 @@ def likeliest(covariance: Tensor, sizes: tuple[int, ...]) -> Kronecker:
     That is where learning factors comes to rest: here by averaging with Σ itself, without noise and in large steps.
     """
     found = van_loan.nearest_kronecker(covariance, sizes)
-    for _ in range(50):
+    for _ in range(80):
         found = eigen.update(found, Dense(covariance, semidefinite=True), lr=0.5)
     return found
 
