@@ -50,7 +50,7 @@ class Settings:
 
 
 QUICK = Settings("fashion-mnist", steps=150, seeds=2)
-FULL = Settings("fashion-mnist", steps=500, seeds=5, sides=(64, 128, 256, 512, 1024))
+FULL = Settings("fashion-mnist", steps=500, seeds=3, sides=(64, 128, 256, 512, 1024))
 
 SCHEMES = {
     "paper, exact": Scheme("spectral_paper", {"maps": cayley}),

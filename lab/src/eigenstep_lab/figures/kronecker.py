@@ -50,7 +50,7 @@ from .matching import (
 from .matching import run as match
 
 QUICK = Settings(sizes=(9, 11), seeds=4, steps=1500, lr=0.002)
-FULL = Settings(sizes=(9, 11), seeds=20, steps=5000, lr=0.001)
+FULL = Settings(sizes=(9, 11), seeds=10, steps=5000, lr=0.001)
 SHARES = (0.0, 0.3, 0.5, 0.7, 0.9)
 """Shares of structure in Σ for which the two matrices that schemes seek are compared."""
 
