@@ -121,8 +121,8 @@ class Spectral(Optimizer):
                 0 for momentum alone. Less where steps are too restless.
             clip: largest root mean square of a layer's step before the learning rate. 1 if the loss has spikes.
             grafting: what sizes each layer's step. "descent" lengthens it until it lowers the loss as fast as Adam's
-                would at the same learning rate, but not beyond Adam's largest step. "adam" or "rms" (RMSprop) for roots
-                other than 2, with which what has no basis steps as AdamW does; ``None`` for steps as they are.
+                would at the same learning rate, but not beyond Adam's largest step, nor three times its present one.
+                Other roots than 2 want "adam" or "rms" (RMSprop), or ``None``, which leaves steps as they are.
             structure: "kronecker", one factor per side, the first axis against the rest; "auto" is the same, but steps
                 the matrices of a stack ``(experts, n, m)`` one by one, and embeddings as AdamW does, with a second
                 moment that remembers 50 times longer (1024 rows or more, 16 times as many as columns, and 32 of these
@@ -255,9 +255,8 @@ class Spectral(Optimizer):
         work = []
         for group in self.param_groups:
             if self._layouts.get(id(group)) not in (None, options.fixed(group)):
-                raise ValueError(
-                    f"{', '.join(options.LAYOUT)} cannot change after the first step: make a new optimizer"
-                )
+                names = ", ".join(options.LAYOUT)
+                raise ValueError(f"{names} cannot change after the first step: make a new optimizer")
             params = []
             for param in group["params"]:
                 if param.grad is not None and param.numel():

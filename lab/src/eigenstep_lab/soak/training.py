@@ -177,7 +177,10 @@ def _check_step(adam: _Adam, before: list[Tensor], training: Training, number: i
 
 
 class _Adam:
-    """AdamW on the same gradients, in double precision, where no square is too small or too large."""
+    """AdamW on the same gradients, in double precision, where no square is too small or too large.
+
+    Where Spectral is AdamW in single precision, gradients count up to what can be squared there, for both.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -194,8 +197,12 @@ class _Adam:
 
     def step(self, training: Training) -> None:
         """Take a step with the gradients of a training, and note how far both are from where they began."""
-        for weight, same in zip(self.weights, training.weights, strict=True):
+        most = torch.finfo(torch.float32).max ** 0.5 / 16
+        diagonal = self.plan.options.get("structure") == "diagonal"
+        for weight, same, rare in zip(self.weights, training.weights, self.plan.rare, strict=True):
             weight.grad = None if same.grad is None else same.grad.double()
+            if weight.grad is not None and (diagonal or rare or weight.ndim < 2):
+                weight.grad.clamp_(-most, most)
         before = [weight.detach().clone() for weight in self.weights]
         self.optimizer.step()
         for index, start in enumerate(self.plan.start):
