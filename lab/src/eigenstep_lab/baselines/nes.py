@@ -203,7 +203,6 @@ class Population:
             normal: gives standard normal candidates.
             generator: decides what is kept.
         """
-
         if refresh >= 1:
             return self.first(strategy, normal)
 
