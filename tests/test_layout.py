@@ -20,10 +20,9 @@ SOURCES = {
     for folder in ("src", "lab", "tests", "examples")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
-LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
-LINES_OF_THE_LIBRARY = 9_500
-ADDITIONS = {"search": 1_400}
-"""Lines that new capabilities of a folder may take on top: descents, models, categories and large dimensions."""
+LINES_OF_THE_LIBRARY, LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 9_500, 400, 60
+ADDITIONS = {"search": 1_400, "posterior": 700}
+"""Lines that capabilities of their own may take on top: descents, models, categories and large dimensions; draws."""
 INSTALLED_APART = {
     "eigenstep.integrations.axolotl",
     "eigenstep.integrations.torchtitan",

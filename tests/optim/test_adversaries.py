@@ -201,18 +201,22 @@ def test_gradients_that_equal_the_weights(sign: int, dtype: torch.dtype) -> None
     assert ends[0] <= 3 * ends[1]
 
 
-@pytest.mark.parametrize("shape", [(16, 8), (48, 32), (96, 64)], ids=str)
-def test_what_the_bound_of_moves_does_not_hold_for(shape: tuple[int, int]) -> None:
-    """Strong gradients that cancel hide weak ones from AdamW, not from the eigenbasis; single steps are short still."""
+@pytest.mark.parametrize("weak", ["noise", "always the same"])
+@pytest.mark.parametrize("shape", [(16, 8), (48, 32)], ids=str)
+def test_what_the_bound_of_moves_does_not_hold_for(shape: tuple[int, int], weak: str) -> None:
+    """Strong gradients that cancel hide weak ones from AdamW, not from the eigenbasis, which is what it is for.
+
+    Steps are hardly lengthened there, and single ones are short.
+    """
     fresh = noise(shape, 1)
-    one = _pattern(fresh(), fresh())
-    stream = [one * _flip(t) + 1e-3 * fresh() for t in range(STEPS)]
+    one, same = _pattern(fresh(), fresh()), fresh()
+    stream = [one * _flip(t) + 1e-3 * (same if weak == "always the same" else fresh()) for t in range(STEPS)]
     adamw = moves(lambda w: AdamW(w, LR, BETAS, weight_decay=0.0), stream)
     ours = moves(lambda w: Spectral(w, LR, weight_decay=0.0), stream)
     plain = moves(lambda w: Spectral(w, LR, weight_decay=0.0, grafting=None), stream)
     assert ours.longest <= 1.001
-    assert 10 * adamw.total <= ours.total <= 25 * adamw.total
-    assert plain.total <= 3 * adamw.total
+    assert ours.total <= 2.5 * plain.total
+    assert ours.total <= (15 if weak == "always the same" else 5) * adamw.total
 
 
 @pytest.mark.parametrize("rotation", ["bounded", "moore_penrose"])

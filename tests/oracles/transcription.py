@@ -164,7 +164,7 @@ class Tensor:
         if np.any(G):
             weight = rate(o["betas"][1], self.t, o["start"])
             newest = max(1.0, np.abs(gradient).sum() / np.abs(G).sum())
-            self.gain = min(self.gain + weight * (min(newest, 1.75 * self.gain) - self.gain), 1.75 * newest)
+            self.gain += weight * (newest - self.gain)
         self.average(G)
         samples = [self.rotate(v) for v in vectors]
         if self.alpha is None and (turning or not o["eigenvalues_wait"]):  # the first one not zero sets the scale
@@ -175,7 +175,7 @@ class Tensor:
             self.turn(rotations, own)
             if own and self.alpha is not None:  # stepped along in new coordinates, it counts in them as well
                 self.D = np.maximum(self.D, rate(o["betas"][1], self.t, o["start"]) * G**2 / self.alpha)
-        step = self.unrotate(self.mixed(G) * self.inverse_root())
+        step = self.unrotate(self.lengthened(self.mixed(G) * self.inverse_root(), G))
         if rotations and not o["turn_first"]:
             self.turn(rotations, own)
         return self.limited(step, gradient)
@@ -281,13 +281,19 @@ class Tensor:
             spectrum = spectrum[0]
         return (self.alpha * np.maximum(spectrum, 1e-300)) ** (-1 / self.o["root"])
 
+    def lengthened(self, step: Array, G: Array) -> Array:
+        """Lengthen a step by what was gained: to 1, or to three times Adam's if all its entries were alike."""
+        has_basis = any(factor.blocks for factor in self.factors)
+        if self.o["grafting"] != "descent" or self.o["root"] != 2 or not has_basis or not np.any(step):
+            return step
+        momentum = G if self.o["betas"][0] == 0 else self.momentum
+        longest = min(1.0, 3 * size(momentum) / size(1 / self.inverse_root()))
+        return step * min(self.gain, max(1.0, longest / size(step)))
+
     def limited(self, step: Array, gradient: Array) -> Array:
-        """Give the step the size of Adam's or RMSprop's, or lengthen it; clip its root mean square."""
+        """Give the step the size of Adam's or RMSprop's; clip its root mean square."""
         o = self.o
-        if o["grafting"] == "descent":
-            if any(factor.blocks for factor in self.factors) and size(step) > 0:
-                step = step * min(self.gain, max(1.0, 1 / size(step)))
-        elif o["grafting"] is not None:
+        if o["grafting"] in ("adam", "rms"):
             weight = rate(o["betas"][1], self.t, min(o["start"], 1.0))
             self.adam = (1 - weight) * self.adam + weight * gradient**2
             numerator = gradient

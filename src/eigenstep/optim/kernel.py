@@ -37,7 +37,7 @@ FAINT = 1e-8
 """Gradients this much smaller than ``sqrt(alpha)`` count as if they were zero."""
 GAP = 0.1
 """Relative gap below which the paper's rotations count eigenvalues as equal; it leaves that open, and less is worse."""
-SUDDEN = 1.75  # Times as much is gained at most by a change of the gradients: else old momentum would be lengthened
+LONGEST = 3.0  # times the size of Adam's step, if its entries were alike, is what steps are lengthened to at most
 CAP = 0.5
 """Longest generator, as ``||N^2||_F^(1/2)``, for maps that are not exact: a Newton-Schulz step mends what they bend."""
 
@@ -72,7 +72,10 @@ def step(
     rotated = rotate(plain, bases)
     rate = _rate(rates.beta2, state["step"], rule.start)
     if "gain" in state:
-        _measure_gain(plain, rotated, state, rate)
+        # Steps of unit entries, sign(G), lower the loss by the sum of magnitudes, which is smaller in the eigenbasis:
+        # how much? The order of a sum must not depend on how a gradient lies in memory, hence flat; zero is no news.
+        gain = plain.flatten(1).abs().sum(1) / rotated.flatten(1).abs().sum(1)
+        state["gain"].lerp_(torch.where(gain.isfinite(), gain, state["gain"]).clamp_min(1.0), rate)
     del plain  # memory is short while bases turn
     if "momentum" in state:
         # If second moments forgot their first terms more than twice as fast, steps would grow where gradients vanish.
@@ -96,7 +99,7 @@ def step(
     direction = rotate(direction, bases, back=True)
     if not rule.turn_first:
         _turn(turns, bases, state, rule, given)
-    if rule.grafting is not None or rule.clip is not None:
+    if "graft" in state or rule.clip is not None:
         direction = _limit(direction, gradient, bases, state, rule, rates)
     return direction
 
@@ -119,20 +122,6 @@ def rotate(x: Tensor, turns: Turns, back: bool = False) -> Tensor:
             moved = x.movedim(axis + 2, -1)
             x = matmul(moved.flatten(1, -2), matrix[:, 0]).view(moved.shape).movedim(-1, axis + 2)
     return x.to(dtype)
-
-
-def _measure_gain(plain: Tensor, rotated: Tensor, state: State, rate: Tensor) -> None:
-    """Average how much faster steps of unit entries descend in the weights' own coordinates than in the eigenbasis.
-
-    Steps of the same size, ``sign(G)`` here and there, lower the loss by the sum of the entries' magnitudes. In the
-    eigenbasis gradients are concentrated on few entries, so that their sum is smaller. What past gradients gained says
-    nothing of others: the average is at most 1.75 times that of the newest, and more gained of a sudden counts less.
-    """
-    # Flat first: the order of a sum must not depend on how a gradient lies in memory.
-    gain = plain.flatten(1).abs().sum(1) / rotated.flatten(1).abs().sum(1)
-    # Of zero gradients, or sums beyond the number format, nothing is learned.
-    gain = torch.where(gain.isfinite(), gain, state["gain"]).clamp_min(1.0)
-    state["gain"].lerp_(torch.minimum(gain, SUDDEN * state["gain"]), rate).clamp_(max=SUDDEN * gain)
 
 
 def _whiten(samples: Tensor, state: State, rule: Rule, rates: Rates) -> tuple[Tensor, Tensor]:
@@ -307,40 +296,58 @@ def _turn(
             state["second_moment"].copy_(torch.maximum(state["second_moment"], (moment / scale).square_()))
 
 
+def products_of_eigs(state: State, axes: int) -> Tensor:
+    """Return the products of all axes' eigenvalues, shape ``(b, k, n0, ..., nl)``: those of ``S`` but for its scale."""
+    spectrum = state["eigs_0"].view(*state["eigs_0"].shape, *[1] * (axes - 1))
+    for axis in range(1, axes):
+        eigs = state[f"eigs_{axis}"]
+        spectrum = spectrum * eigs.view(len(eigs), 1, *[1] * axis, -1, *[1] * (axes - 1 - axis))
+    return spectrum
+
+
 def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
     """Return the step in the eigenbasis, all zero as long as no curvature was seen.
 
     It is the momentum, with some more weight on the newest gradient, or that gradient alone if there is no momentum,
-    divided by the eigenvalues to the power ``1/p``.
+    divided by the eigenvalues to the power ``1/p``, and lengthened until it descends as fast as Adam's.
     """
-    direction = state["momentum"].to(rotated.dtype) if "momentum" in state else rotated
+    direction = momentum = state["momentum"].to(rotated.dtype) if "momentum" in state else rotated
     if rule.nesterov and "momentum" in state:
-        direction = direction.lerp(rotated, 1 - rates.beta1 if rule.nesterov is True else rule.nesterov)
+        direction = momentum.lerp(rotated, 1 - rates.beta1 if rule.nesterov is True else rule.nesterov)
     if "second_moment" in state:
         spectrum = state["second_moment"].to(direction.dtype)
     else:
-        spectrum = state["eigs_0"].view(*state["eigs_0"].shape, *[1] * (direction.ndim - 3))
-        for axis in range(1, direction.ndim - 2):
-            eigs = state[f"eigs_{axis}"]
-            spectrum = spectrum * eigs.view(len(eigs), 1, *[1] * axis, -1, *[1] * (direction.ndim - 3 - axis))
+        spectrum = products_of_eigs(state, direction.ndim - 2)
     tiny = torch.finfo(spectrum.dtype).tiny
     spectrum = spectrum.clamp_min(tiny)
+    scale = state["scale"].view(-1, *[1] * (spectrum.ndim - 1))
+    unit = torch.where(scale > 0, scale, torch.inf)
     root = spectrum.sqrt_() if rule.root == 2 else spectrum.pow_(1 / rule.root).clamp_min_(tiny)
-    scale = state["scale"].view(-1, *[1] * (root.ndim - 1))
-    direction = direction / root.mul_(torch.where(scale > 0, scale, torch.inf)).clamp_min_(tiny)
+    most = _longest(momentum / unit, root) if "gain" in state else None
+    direction = direction / root.mul_(unit).clamp_min_(tiny)
+    if most is not None:  # sizes beyond the number format count as too large
+        size = torch.linalg.vector_norm(direction, dim=tuple(range(1, direction.ndim)), keepdim=True).clamp_min(tiny)
+        direction = direction * torch.minimum(state["gain"].view_as(size), (most / size).clamp_min(1.0))
     # Of alpha^(1/p) = scale^(2/p) the rest: in one factor, it could leave the range of the number format.
     rest = scale.pow(2 / rule.root - 1).clamp_min_(tiny)
     return direction if rule.root == 2 else direction / rest
 
 
+def _longest(momentum: Tensor, root: Tensor) -> Tensor:
+    """Return the norm of Adam's largest step, with entries of one, or of three times its present one if that is less.
+
+    The latter is ``||M|| / sqrt(E ||G||^2)`` if all second moments are alike, in every basis. Thus steps along weak
+    gradients that strong ones hide from Adam are not lengthened for what the strong ones gain.
+    """
+    axes, limit = tuple(range(1, root.ndim)), torch.finfo(root.dtype).max
+    size = torch.linalg.vector_norm(momentum, dim=axes, keepdim=True).clamp_max(limit)
+    size = size / torch.linalg.vector_norm(root, dim=axes, keepdim=True).clamp_max(limit)
+    return (LONGEST * size).clamp_max(1.0) * root[0].numel() ** 0.5
+
+
 def _limit(direction: Tensor, gradient: Tensor, bases: Turns, state: State, rule: Rule, rates: Rates) -> Tensor:
     """Give each direction the size of another optimizer's step, and clip its root mean square."""
-    if "gain" in state:
-        # Not beyond Adam's largest step, whose entries are all one. Sizes beyond the number format count as too large.
-        size = torch.linalg.vector_norm(direction, dim=tuple(range(1, direction.ndim)), keepdim=True)
-        most = (direction[0].numel() ** 0.5 / size).clamp_min(1.0)
-        direction = direction * torch.minimum(state["gain"].view_as(most), most)
-    elif "graft" in state:
+    if "graft" in state:
         size = _size(direction).clamp_min(torch.finfo(direction.dtype).tiny)
         other = _grafted_step(_within_range(gradient, state, bases), bases, state, rule, rates)
         direction = direction / size * _size(other)

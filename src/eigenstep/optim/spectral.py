@@ -15,7 +15,6 @@ from ..core.curvature import OuterProducts
 from ..core.generators import Rotation
 from ..core.maps import Orthogonal
 from . import checkpoint, kernel, options, storage
-from .compiled import compiled
 from .diagonal import Diagonals
 from .distributed.collectives import local_gradient
 from .distributed.ownership import OFF, wanted
@@ -121,8 +120,8 @@ class Spectral(Optimizer):
                 0 for momentum alone. Less where steps are too restless.
             clip: largest root mean square of a layer's step before the learning rate. 1 if the loss has spikes.
             grafting: what sizes each layer's step. "descent" lengthens it until it lowers the loss as fast as Adam's
-                would at the same learning rate, but not beyond Adam's largest step. "adam" or "rms" (RMSprop) for roots
-                other than 2, with which what has no basis steps as AdamW does; ``None`` for steps as they are.
+                would at the same learning rate, but not beyond Adam's largest step, nor three times its present one.
+                Other roots than 2 want "adam" or "rms" (RMSprop), or ``None``, which leaves steps as they are.
             structure: "kronecker", one factor per side, the first axis against the rest; "auto" is the same, but steps
                 the matrices of a stack ``(experts, n, m)`` one by one, and embeddings as AdamW does, with a second
                 moment that remembers 50 times longer (1024 rows or more, 16 times as many as columns, and 32 of these
@@ -184,11 +183,15 @@ class Spectral(Optimizer):
 
     fast: ClassVar[type[Spectral]]
     paper: ClassVar[type[Spectral]]
+    posterior: ClassVar[type[Any]]
     for_model: ClassVar[Callable[..., Spectral]]
 
     def _prepare(self) -> None:
         """Set up what copies and checkpoints leave out."""
-        self._kernel = compiled(kernel.step) if self._compile else kernel.step
+        self._kernel: Callable[..., Tensor] = kernel.step
+        if self._compile:  # a program for each kind of stack, turning or not: more than torch allows for one function
+            program = torch.compile(kernel.step, fullgraph=True, dynamic=False)
+            self._kernel = torch._dynamo.config.patch(recompile_limit=256)(program)
         self._stacks: dict[tuple[int, int], Stacks] = {}
         self._layouts = {
             id(group): options.fixed(group)
@@ -255,9 +258,8 @@ class Spectral(Optimizer):
         work = []
         for group in self.param_groups:
             if self._layouts.get(id(group)) not in (None, options.fixed(group)):
-                raise ValueError(
-                    f"{', '.join(options.LAYOUT)} cannot change after the first step: make a new optimizer"
-                )
+                names = ", ".join(options.LAYOUT)
+                raise ValueError(f"{names} cannot change after the first step: make a new optimizer")
             params = []
             for param in group["params"]:
                 if param.grad is not None and param.numel():
@@ -356,7 +358,7 @@ class Spectral(Optimizer):
         """Return everything that a checkpoint needs; of state that ranks share, this rank's part.
 
         Such parts can only be saved with ``torch.distributed.checkpoint``. Without ``bases``, files are half as large:
-        who loads one has momentum and second moments in the weights' own coordinates, and learns bases anew.
+        who loads one learns the bases of matrices anew, in moments, from a portrait of the curvature that is in it.
         """
         return checkpoint.to_save(super().state_dict(), self.param_groups, self._sharding, bases)
 
@@ -373,7 +375,6 @@ class Spectral(Optimizer):
         """Restore a copied, unpickled or loaded optimizer; options it did not know yet get their defaults."""
         super().__setstate__(state)
         for group in self.param_groups:
-            options.modernize(group)
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
         self._prepare()

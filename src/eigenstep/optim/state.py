@@ -86,6 +86,6 @@ def new_state(
         large.append("second_moment")
     if rule.grafting in ("adam", "rms"):
         large.append("graft")
-    elif rule.grafting == "descent" and any(full):
+    elif rule.grafting == "descent" and rule.root == 2 and any(full):
         state["gain"] = torch.ones_like(state["scale"])
     return state | {name: torch.zeros(shape, dtype=dtype, device=device) for name in large}

@@ -177,7 +177,10 @@ def _check_step(adam: _Adam, before: list[Tensor], training: Training, number: i
 
 
 class _Adam:
-    """AdamW on the same gradients, in double precision, where no square is too small or too large."""
+    """AdamW on the same gradients, in double precision, where no square is too small or too large.
+
+    Where Spectral is AdamW in single precision, gradients count up to what can be squared there, for both.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -191,25 +194,31 @@ class _Adam:
         self.farthest = [0.0 for _ in self.weights]
         self.theirs = [0.0 for _ in self.weights]
         self.largest = [0.0 for _ in self.weights]
+        self.way = [0.0 for _ in self.weights]
 
     def step(self, training: Training) -> None:
         """Take a step with the gradients of a training, and note how far both are from where they began."""
-        for weight, same in zip(self.weights, training.weights, strict=True):
+        most = torch.finfo(torch.float32).max ** 0.5 / 16
+        diagonal = self.plan.options.get("structure") == "diagonal"
+        for weight, same, rare in zip(self.weights, training.weights, self.plan.rare, strict=True):
             weight.grad = None if same.grad is None else same.grad.double()
+            if weight.grad is not None and (diagonal or rare or weight.ndim < 2):
+                weight.grad.clamp_(-most, most)
         before = [weight.detach().clone() for weight in self.weights]
         self.optimizer.step()
         for index, start in enumerate(self.plan.start):
-            self.largest[index] = max(self.largest[index], rms(self.weights[index].detach() - before[index]))
+            length = rms(self.weights[index].detach() - before[index])
+            self.largest[index], self.way[index] = max(self.largest[index], length), self.way[index] + length
             self.farthest[index] = max(self.farthest[index], rms(self.weights[index].detach() - start.double()))
             move = rms(training.weights[index].detach().double() - start.double())
             self.theirs[index] = max(self.theirs[index], move)
 
     def compare(self, training: Training) -> int:
-        """Check that no matrix went too far."""
+        """Check that no matrix went too far: farther than AdamW's whole way, where that goes back and forth."""
         for index, (ours, adams) in enumerate(zip(self.theirs, self.farthest, strict=True)):
             rounding = len(self.plan.missing) * torch.finfo(self.plan.dtype).eps * rms(self.plan.start[index])
             check(
-                ours <= LARGEST_MOVE * adams + rounding,
+                ours <= max(LARGEST_MOVE * adams, self.way[index]) + rounding,
                 f"weights {index} of shape {tuple(self.plan.start[index].shape)} move by "
                 f"{ours / self.plan.lr:.3g} learning rates where AdamW moves by {adams / self.plan.lr:.3g}",
             )
