@@ -52,9 +52,11 @@ $(VENV)/.has-torch: constraints.txt
 	$(PIP) torch numpy
 	@touch $@
 
-# The laboratory, which provides the command line, with everything that it compares with.
+# The laboratory, which provides the command line, with everything that it compares with. What laplace-torch asks for
+# would pull torchvision, of which it needs nothing.
 $(VENV)/.has-lab: $(VENV)/.has-search lab/pyproject.toml
 	$(PIP) --editable "lab[peers]"
+	$(PIP) --no-deps laplace-torch curvlinops-for-pytorch backpack-for-pytorch asdfghjkl einconv unfoldNd
 	@touch $@
 
 # Trainers; some would pull torchvision or CUDA kernels, of which their optimizers need nothing.

@@ -61,6 +61,10 @@ class Diagonals:
             self._flats.append(_Flat(some, states, counts))
         self.members = [member for flat in self._flats for member in flat.members]
 
+    def second_moments(self) -> list[tuple[Tensor, list[int]]]:
+        """Return second moments of all members in order, many in one tensor, and the sizes of the members in it."""
+        return [(flat.state["second_moment"], flat.sizes) for flat in self._flats]
+
     def step(self, group: Mapping[str, Any], gradients: Gradients, samples: Mapping[Tensor, Tensor]) -> bool:
         """Move the parameters without making steps first, if that is possible, and tell whether it was.
 

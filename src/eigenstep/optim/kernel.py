@@ -296,6 +296,15 @@ def _turn(
             state["second_moment"].copy_(torch.maximum(state["second_moment"], (moment / scale).square_()))
 
 
+def products_of_eigs(state: State, axes: int) -> Tensor:
+    """Return the products of all axes' eigenvalues, shape ``(b, k, n0, ..., nl)``: those of ``S`` but for its scale."""
+    spectrum = state["eigs_0"].view(*state["eigs_0"].shape, *[1] * (axes - 1))
+    for axis in range(1, axes):
+        eigs = state[f"eigs_{axis}"]
+        spectrum = spectrum * eigs.view(len(eigs), 1, *[1] * axis, -1, *[1] * (axes - 1 - axis))
+    return spectrum
+
+
 def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
     """Return the step in the eigenbasis, all zero as long as no curvature was seen.
 
@@ -308,10 +317,7 @@ def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Te
     if "second_moment" in state:
         spectrum = state["second_moment"].to(direction.dtype)
     else:
-        spectrum = state["eigs_0"].view(*state["eigs_0"].shape, *[1] * (direction.ndim - 3))
-        for axis in range(1, direction.ndim - 2):
-            eigs = state[f"eigs_{axis}"]
-            spectrum = spectrum * eigs.view(len(eigs), 1, *[1] * axis, -1, *[1] * (direction.ndim - 3 - axis))
+        spectrum = products_of_eigs(state, direction.ndim - 2)
     tiny = torch.finfo(spectrum.dtype).tiny
     spectrum = spectrum.clamp_min(tiny)
     scale = state["scale"].view(-1, *[1] * (spectrum.ndim - 1))

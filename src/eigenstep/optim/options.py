@@ -42,8 +42,9 @@ LEAST_DAMPING = 1e-12  # Relative, of products of eigenvalues: with less, sparse
 CUSTOM_PREFIX = "custom: "
 CUSTOM = ("rotation", "maps")  # Options that may be functions of the user's own instead of names
 SCHEDULED = {"lr_scale", "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
-FOREIGN = {"params", "param_names", "count", "use_fallback", "name", *SCHEDULED}
-"""What else a parameter group may hold: what torch, learning-rate schedulers and trainers put there."""
+POSTERIOR = {"ess", "batch_size", "prior_precision", "curvature", "antithetic", "seed"}
+FOREIGN = {"params", "param_names", "count", "use_fallback", "name", *SCHEDULED, *POSTERIOR}
+"""What else a parameter group may hold: what torch, schedulers, trainers and posteriors put there."""
 GO, SKIP, RAISE = range(3)  # What to do about the gradients of a step: take it, leave it out, or raise an error
 LAYOUT = ("structure", "max_dim", "max_ratio", "batch_dims", "split_sizes", "num_heads", "split_dim")
 fixed = itemgetter(*LAYOUT)

@@ -183,6 +183,7 @@ class Spectral(Optimizer):
 
     fast: ClassVar[type[Spectral]]
     paper: ClassVar[type[Spectral]]
+    posterior: ClassVar[type[Any]]
     for_model: ClassVar[Callable[..., Spectral]]
 
     def _prepare(self) -> None:

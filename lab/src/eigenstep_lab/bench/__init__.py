@@ -34,6 +34,9 @@ BENCHMARKS: Mapping[str, Command] = {
     "inference": Command(
         "eigenstep_lab.bench.inference", "Gaussian posteriors against exact ones and Monte Carlo, by curvature"
     ),
+    "posterior": Command(
+        "eigenstep_lab.bench.posterior", "posteriors of small networks, against IVON, Laplace and others"
+    ),
     "all": Command("eigenstep_lab.bench.every", "run every benchmark with its defaults", computes=False),
     "pages": Command("eigenstep_lab.bench.pages", "put the tables of --json files into pages", computes=False),
 }

@@ -1,0 +1,158 @@
+"""Posteriors of small networks: log loss, calibration, shifted data and foreign inputs, by method.
+
+Each method gets the same number of random trials, judged by the log loss on validation data with a seed of their own;
+the best then trains with other seeds, and these are what tables show. All predictions are also shown after temperature
+scaling on the validation data (for regressions, the variance of the noise is always chosen there). Every run is kept in
+a file, and none is repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...store import Cells
+from . import scores
+from .methods import METHODS, ON_TOP, Options, fit, posterior_optimizer, spectral
+from .problems import PROBLEMS, Problem
+from .tables import tables_of
+
+VERSION = 1
+"""Goes up when something changes that makes kept runs wrong."""
+TRIAL_SEED = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what to run."""
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS), help="default: all")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
+    parser.add_argument("--trials", type=int, default=4, help="random trials of each method (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=4, help="seeds of the best one (default: %(default)s)")
+    parser.add_argument("--results", type=Path, help="file in which every run is kept, and looked for before")
+    parser.add_argument("--plot", type=Path, help="draw how reliable confidence is on the first problem of classes")
+    parser.add_argument("--time", action="store_true", help="measure training time against plain Spectral instead")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Run what is missing and return the figures."""
+    if args.time:
+        return training_time(args.problems)
+    cells = Cells(args.results)
+    found: dict[str, dict[str, Any]] = {}
+    for name in args.problems:
+        problem, best = PROBLEMS[name](), dict[str, Options]()
+        for method in args.methods:
+            if method in ON_TOP and "weights alone" not in best:
+                continue
+            start = best["weights alone"] if method in ON_TOP else {}
+            trials = [{**start, **options} for options in chosen(method, args.trials)]
+            tried = [measured(cells, name, problem, method, options, TRIAL_SEED)["valid"] for options in trials]
+            best[method] = trials[min(range(len(trials)), key=tried.__getitem__)]
+            runs = [measured(cells, name, problem, method, best[method], seed) for seed in range(args.seeds)]
+            found.setdefault(name, {})[method] = {"options": best[method], "runs": runs}
+    if args.plot:
+        draw(found, args.plot)
+    return {"problems": found, "tables": tables_of(found)}
+
+
+def chosen(method: str, count: int) -> list[dict[str, Any]]:
+    """Return random options of a method, the same ones for all problems."""
+    generator = random.Random(0)
+    trials = []
+    for _ in range(count):
+        options: dict[str, Any] = {}
+        for name, values in METHODS[method].space.items():
+            if isinstance(values, list):
+                options[name] = generator.choice(values)
+            else:
+                options[name] = float(f"{math.exp(generator.uniform(*map(math.log, values))):.3g}")
+        trials.append(options)
+    return trials
+
+
+def measured(cells: Cells, name: str, problem: Problem, method: str, options: Options, seed: int) -> Any:
+    """Return the scores of one run, from the file if they are there."""
+    cell = {"problem": name, "method": method, "options": dict(options), "seed": seed, "version": VERSION}
+    return cells.get(cell, lambda: compute(problem, method, options, seed))
+
+
+def compute(problem: Problem, method: str, options: Options, seed: int) -> dict[str, Any]:
+    """Train and predict; a run that diverges has infinite scores."""
+    start = time.process_time()
+    try:
+        predict = METHODS[method].train(problem, seed, options)
+        seconds = time.process_time() - start
+        with torch.no_grad():
+            return {**scored(problem, predict), "seconds": seconds}
+    except (ValueError, FloatingPointError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
+        return {"valid": math.inf, "failed": str(error)[:200], "seconds": time.process_time() - start}
+
+
+def scored(problem: Problem, predict: Any) -> dict[str, Any]:
+    """Return all scores of a method that has been trained."""
+    valid = predict(problem.valid[0])
+    if not valid.isfinite().all():
+        return {"valid": math.inf, "failed": "predictions are not finite"}
+    found: dict[str, Any] = {"tests": {}}
+    if problem.variance is not None:
+        variance = scores.best_variance(valid, problem.valid[1])
+        found["valid"] = scores.value_scores(valid, variance, problem.valid[1])["nll"]
+        for test, (x, y) in problem.tests.items():
+            found["tests"][test] = scores.value_scores(predict(x), variance, y)
+        return found
+    mean = valid.mean(0)
+    temperature = scores.best_temperature(mean, problem.valid[1])
+    found |= {"valid": scores.log_loss(mean, problem.valid[1]), "temperature": temperature}
+    for test, (x, y) in problem.tests.items():
+        mean = predict(x).mean(0)
+        after = scores.class_scores(scores.scaled(mean, temperature), y)
+        found["tests"][test] = {**scores.class_scores(mean, y), "scaled nll": after["nll"], "scaled ece": after["ece"]}
+        if test == "clean":
+            found["reliability"] = scores.reliability(mean, y)
+            if problem.foreign is not None:
+                found["detection"] = scores.detection(mean, predict(problem.foreign).mean(0))
+    return found
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Draw confidence against accuracy for the first problem of classes."""
+    for name, methods in found.items():
+        rows = {m: each["runs"][0]["reliability"] for m, each in methods.items() if "reliability" in each["runs"][0]}
+        if rows:
+            scores.plot_reliability(rows, f"{name}, seed 0", path)
+            return
+
+
+def training_time(names: list[str], repeats: int = 3) -> dict[str, Any]:
+    """Return the CPU time of training beside that of plain Spectral, in turn, with one draw a step."""
+    rows = []
+    for name in names:
+        problem = PROBLEMS[name]()
+        times: dict[str, list[float]] = {"Spectral": [], "posterior": []}
+        for seed in range(repeats):
+            for kind, own in times.items():
+                torch.manual_seed(seed)
+                model = problem.build(0.0)
+                if kind == "Spectral":
+                    optimizer = spectral(problem, model, {"lr": 2e-3, "weight_decay": 0.01})
+                else:
+                    optimizer = posterior_optimizer(problem, model, {"lr": 0.05, "ess": 1, "prior": 1.0})
+                start = time.process_time()
+                fit(problem, model, optimizer, seed, epochs=2, sampled=kind != "Spectral")
+                own.append(time.process_time() - start)
+        ratios = [b / a for a, b in zip(times["Spectral"], times["posterior"], strict=True)]
+        rows.append([name, *(f"{statistics.median(own):.2f}" for own in times.values()), statistics.median(ratios)])
+    columns = ["problem", "Spectral, CPU s", "posterior, CPU s", "ratio"]
+    shown = [[*row[:3], f"{row[3]:.2f}"] for row in rows]
+    return {
+        "ratios": {row[0]: row[3] for row in rows},
+        "tables": [{"title": "Time", "columns": columns, "rows": shown}],
+    }

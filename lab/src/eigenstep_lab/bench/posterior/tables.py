@@ -1,0 +1,77 @@
+"""Tables of the benchmark of posteriors, and its verdicts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+OURS, RIVALS = "Spectral.posterior", ("IVON", "last-layer Laplace")
+SHARE = 2 / 3
+"""Ours should be at least as good as each rival on this share of the test sets."""
+
+
+def values(found: Mapping[str, Any], problem: str, method: str, test: str, score: str) -> list[float]:
+    """Return one score of all seeds; runs that failed have none."""
+    runs = found[problem].get(method, {"runs": []})["runs"]
+    return [run["tests"][test][score] for run in runs if score in run.get("tests", {}).get(test, {})]
+
+
+def mean(found: Mapping[str, Any], problem: str, method: str, test: str, score: str) -> float:
+    """Return the mean over seeds, infinite if a run failed."""
+    own = values(found, problem, method, test, score)
+    return statistics.fmean(own) if own and len(own) == len(found[problem][method]["runs"]) else float("inf")
+
+
+def tests_of(found: Mapping[str, Any], problem: str) -> list[str]:
+    """Return the names of a problem's test sets."""
+    return list(next(run["tests"] for m in found[problem].values() for run in m["runs"] if "tests" in run))
+
+
+def tables_of(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return all tables."""
+    methods = list(dict.fromkeys(method for own in found.values() for method in own))
+    cases = [(problem, test) for problem in found for test in tests_of(found, problem)]
+    result = [
+        {
+            "title": title,
+            "columns": ["test set", *methods],
+            "rows": [
+                [f"{p}, {t}", *(f"{mean(found, p, m, t, score):.{digits}f}" for m in methods)]
+                for p, t in cases
+                if any(values(found, p, m, t, score) for m in methods)
+            ],
+        }
+        for title, score, digits in (
+            ("Log loss in nats", "nll", 4),
+            ("Calibration error", "ece", 4),
+            ("Log loss after temperature scaling", "scaled nll", 4),
+            ("Calibration error after temperature scaling", "scaled ece", 4),
+            ("Brier score", "brier", 4),
+            ("Accuracy", "accuracy", 3),
+            ("Root mean square error", "rmse", 3),
+        )
+    ]
+    rows = [[p, *(_other(found, p, m, "detection") for m in methods)] for p in found]
+    result.append({"title": "Foreign inputs: area under the curve", "columns": ["problem", *methods], "rows": rows})
+    rows = [[p, *(_other(found, p, m, "seconds") for m in methods)] for p in found]
+    result.append({"title": "Training, CPU seconds", "columns": ["problem", *methods], "rows": rows})
+    return [*result, {"title": "Verdicts", "columns": ["claim", "measured", "verdict"], "rows": verdicts(found, cases)}]
+
+
+def _other(found: Mapping[str, Any], problem: str, method: str, name: str) -> str:
+    own = [run[name] for run in found[problem].get(method, {"runs": []})["runs"] if name in run]
+    return f"{statistics.fmean(own):.3f}" if own else ""
+
+
+def verdicts(found: Mapping[str, Any], cases: list[tuple[str, str]]) -> list[list[str]]:
+    """Return whether ours is at or below its rivals on enough test sets."""
+    rows = []
+    for score, title in (("nll", "log loss"), ("ece", "calibration error")):
+        for rival in RIVALS:
+            both = [(p, t) for p, t in cases if {OURS, rival} <= found[p].keys()]
+            won = [c for c in both if mean(found, c[0], OURS, c[1], score) <= mean(found, c[0], rival, c[1], score)]
+            if both:
+                holds = "holds" if len(won) >= SHARE * len(both) else "does not hold"
+                rows.append([f"{title} at or below {rival}'s", f"{len(won)} of {len(both)} test sets", holds])
+    return rows
