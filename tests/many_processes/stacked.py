@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -108,6 +109,28 @@ def stacked(_: Path) -> Any:
         model = shared(kind)
         go(model, model.optimizer(), 0, STEPS)
         found[kind] = weights(model)
+    return found
+
+
+@on_ranks(2)
+def portraits(place: Path) -> Any:
+    """Weights of who goes on, and of who loads a checkpoint without bases on the way; whether it had any."""
+    found = {}
+    for kind in ("fsdp2", "replicated"):
+        model, again = shared(kind), shared(kind)
+        optimizer, other = model.optimizer(), again.optimizer()
+        go(model, optimizer, 0, SAVED)
+        saved = {"model": get_model_state_dict(model), "optimizer": optimizer.state_dict(bases=False)}
+        dcp.save(saved, checkpoint_id=place / kind)
+        go(model, optimizer, SAVED, SAVED + 2)
+        go(again, other, 0, 1)
+        state = {"model": get_model_state_dict(again), "optimizer": other.state_dict(bases=False)}
+        dcp.load(state, checkpoint_id=place / kind)
+        set_model_state_dict(again, state["model"])
+        other.load_state_dict(state["optimizer"])
+        go(again, other, SAVED, SAVED + 2)
+        bases = [name for own in saved["optimizer"]["state"].values() for name in own if name.startswith("basis")]
+        found[kind] = weights(model), weights(again), bases
     return found
 
 

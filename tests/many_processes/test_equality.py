@@ -81,6 +81,16 @@ def test_stacked_and_fused_weights_step_as_separate_ones(found: Results) -> None
             assert distance(trained, apart) <= 1e-12, kind
 
 
+def test_checkpoints_without_bases(found: Results) -> None:
+    """Each rank learns the bases of what it steps anew; two steps later weights are nearly the same."""
+    for rank in found["portraits", 2]:
+        for kind in ("fsdp2", "replicated"):
+            trained, resumed, bases = rank[kind]
+            assert not bases, kind
+            assert 0 < distance(trained, resumed) <= 0.01, kind
+            assert torch.equal(trained["table"], resumed["table"]), kind
+
+
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_state(found: Results, name: str) -> None:
     """The work is shared as it is without, and a checkpoint leads to the same bits."""

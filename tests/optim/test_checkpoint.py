@@ -144,31 +144,6 @@ class TestStateDict:
         assert optimizer.param_groups[0]["basis_lr"] == 0.3
         problem.descend(optimizer, 2)
 
-    def test_older_checkpoints_hold_options_that_are_gone(self) -> None:
-        problem = Problem()
-        optimizer = Spectral(problem.parameters)
-        problem.descend(optimizer, 2)
-        now = optimizer.state_dict()["param_groups"][0]
-        then = {**now, "reorthonormalize": 1, "cap": 0.5, "gap": 0.1, "long_sides": "blocks"}
-        saved = {**optimizer.state_dict(), "param_groups": [then]}
-        optimizer.load_state_dict(saved)
-        assert {**optimizer.state_dict()["param_groups"][0], "differentiable": None} == {**now, "differentiable": None}
-        for name, value in (("cap", 0.3), ("gap", 0.0), ("long_sides", "diagonal")):
-            then.update({"cap": 0.5, "gap": 0.1, name: value})
-            with pytest.raises(
-                ValueError, match=f"{name}={value!r} is no longer an option: steps do what {name}=.* did"
-            ):
-                optimizer.load_state_dict(saved)
-        with pytest.raises(ValueError, match="reorthonormalize must be True or False, got 3"):
-            optimizer.load_state_dict({**optimizer.state_dict(), "param_groups": [{**now, "reorthonormalize": 3}]})
-
-    def test_older_pickles_hold_options_that_are_gone(self) -> None:
-        optimizer = Spectral(Problem().parameters)
-        optimizer.param_groups[0].update(cap=0.5, reorthonormalize=1)
-        group = copy.deepcopy(optimizer).param_groups[0]
-        assert "cap" not in group
-        assert group["reorthonormalize"] is True
-
     def test_names_survive(self) -> None:
         model = nn.Linear(4, 2)
         optimizer = Spectral(model.named_parameters())

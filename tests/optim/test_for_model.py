@@ -42,7 +42,8 @@ def test_groups() -> None:
     found = groups_of(optimizer)
     assert found["embeddings"] == ["embedding.weight"]
     assert found["fused 16+16+16 0"] == ["attention.in_proj_weight", "qkv.weight"]
-    assert set(found["matrices"]) == {"experts", "attention.out_proj.weight"}
+    assert found["matrices"] == ["attention.out_proj.weight"]
+    assert found["experts"] == ["experts"]
     assert "norm.weight" in found["vectors"]
     assert not any("frozen" in name for own in found.values() for name in own)
     for group in optimizer.param_groups:
@@ -54,11 +55,23 @@ def test_groups() -> None:
 
 def test_convolutions_are_no_experts() -> None:
     """Also where shapes alone would say so."""
-    model = nn.Sequential(nn.Conv1d(40, 18, 20), nn.ConvTranspose1d(18, 20, 24), nn.Conv3d(2, 4, 3))
-    assert Spectral(model.parameters()).summary()[0].structure == "18 times (40 x 20)"
+    model = nn.Sequential(nn.Conv1d(64, 4, 32), nn.ConvTranspose1d(18, 20, 24), nn.Conv3d(2, 4, 3))
+    assert Spectral(model.parameters()).summary()[0].structure == "4 times (64 x 32)"
     optimizer = Spectral.for_model(model)
     assert groups_of(optimizer)["convolutions"] == ["0.weight", "1.weight", "2.weight"]
     assert not any("times" in report.structure for report in optimizer.summary())
+
+
+def test_experts_by_name() -> None:
+    """Also where shapes alone would not say so; experts that are modules of their own are matrices."""
+    model = nn.Module()
+    model.experts = nn.Module()
+    model.experts.up, model.experts.up_bias = nn.Parameter(torch.ones(16, 12, 24)), nn.Parameter(torch.ones(16, 12))
+    model.expert = nn.Linear(12, 24)
+    shapes = {report.name: report.structure for report in Spectral.for_model(model).summary()}
+    assert shapes["experts.up"] == "16 times (24 x 12)"
+    assert shapes["experts.up_bias"] == "diag 192"
+    assert shapes["expert.weight"] == "24 x 12"
 
 
 def test_gains_of_norms_are_vectors() -> None:

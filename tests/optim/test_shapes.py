@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -117,11 +118,23 @@ class TestMatricesOfTheirOwn:
             ((768, 48, 128), "4 blocks of 1536 x 768"),
             ((512, 256, 16), "4 blocks of 1024 x 512"),
             ((64, 32, 16, 16), "64 blocks of 128 x 64"),
+            ((4, 64, 32), "4 times (64 x 32)"),
+            ((4, 48, 16), "4 times (2 blocks of 24 x 16)"),
+            ((512, 1024, 2048), "512 times (2048 x 1024)"),
         ],
         ids=str,
     )
     def test_experts_are_recognized_and_convolutions_are_not(self, shape: tuple[int, ...], structure: str) -> None:
         assert plan(shape, **DEFAULT).describe() == structure
+
+    def test_no_convolution_of_several_outputs_is_taken_for_experts(self) -> None:
+        """Kernels up to 128, and outputs that are more than a quarter of it, or of the inputs."""
+        for inputs, kernel in itertools.product((1, 3, 16, 40, 48, 64, 100, 256, 1024), (1, 3, 7, 16, 20, 31, 64, 128)):
+            for outputs in (1, 2, 4, 16, 18, 32, 64, 300, 1024):
+                if 4 * outputs > min(inputs, kernel):
+                    assert plan((outputs, inputs, kernel), **DEFAULT) == plan(
+                        (outputs, inputs, kernel), batch_dims=0, **DEFAULT
+                    )
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -39,7 +39,8 @@ def counted(x: Array, options: dict[str, Any]) -> list[Array]:
     """Return the tensors that the first axes count."""
     axes = options["batch_dims"]
     if axes is None:
-        large = x.ndim == 3 and min(x.shape[1:]) >= 16 and min(x.shape[1:]) >= x.shape[0] > 1
+        least = min(x.shape[1:]) if x.ndim == 3 and x.shape[0] > 1 else 0
+        large = least > 128 or (least >= 16 and least >= 4 * x.shape[0])
         axes = 1 if large and options["structure"] == "auto" else 0
     return list(x.reshape(-1, *x.shape[axes:])) if 0 < axes < x.ndim else [x]
 

@@ -121,7 +121,7 @@ def test_a_schedule_of_ones_own() -> None:
         seen.append((ended, evals))
         return Start(ended.population + 4, width=0.5) if len(seen) < 4 else None
 
-    result = minimize(rastrigin, np.full(3, 3.3), 1.0, seed=0, restarts=thrice, batched=True)
+    result = minimize(rastrigin, np.full(3, 3.3), 1.0, seed=0, method="spectral", restarts=thrice, batched=True)
     assert result.restarts == 3
     assert result.reason == "tolfun"
     assert [start.population for start, _ in seen] == [8, 12, 16, 20]
@@ -139,7 +139,11 @@ def test_each_search_has_its_own_copy_of_a_schedule() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"method": "magic"}, ValueError, "method must be one of spectral, separable or a function, got 'magic'"),
+        (
+            {"method": "magic"},
+            ValueError,
+            "separable, surrogate, cautious or a function, got 'magic'",
+        ),
         ({"method": 3}, TypeError, "method must be one of"),
         ({"method": ["spectral"]}, TypeError, "method must be one of"),
         ({"restarts": "never"}, ValueError, "restarts must be one of ipop, bipop or a function, got 'never'"),
@@ -148,7 +152,7 @@ def test_each_search_has_its_own_copy_of_a_schedule() -> None:
 def test_unknown_names_list_the_choices(options: dict, error: type[Exception], text: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(error, match=text):
         Search([1.0], 1.0, **options)
-    assert list(METHODS) == ["spectral", "separable"]
+    assert list(METHODS) == ["spectral", "separable", "surrogate", "cautious"]
     assert list(SCHEDULES) == ["ipop", "bipop"]
 
 

@@ -126,7 +126,7 @@ def test_an_interrupted_search_returns_the_best_point_so_far() -> None:
 
 
 def test_points_of_the_generation_that_was_interrupted_count() -> None:
-    result = minimize(interrupt_at(5), np.ones(3), 0.5, seed=0)
+    result = minimize(interrupt_at(5), np.ones(3), 0.5, method="spectral", seed=0)
     assert result.nfev == 4
     assert result.nit == 0
     assert result.fun == sphere(result.x)

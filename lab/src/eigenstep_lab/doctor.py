@@ -18,7 +18,7 @@ from . import cpu
 from .console import print_table, write_json
 from .data.command import status
 
-PEERS = ("heavyball", "pytorch_optimizer", "cma", "cmaes", "coco-experiment", "pymanopt", "geoopt")
+PEERS = ("heavyball", "pytorch_optimizer", "cma", "cmaes", "coco-experiment", "cocopp", "crfmnes", "pymanopt", "geoopt")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

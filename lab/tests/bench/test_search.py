@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from eigenstep_lab import cli
-from eigenstep_lab.bench import search, search_bbob
+from eigenstep_lab.bench import search, search_bbob, search_verdicts
 from eigenstep_lab.bench.search_peers import PEERS, TOLX, Counted, Over
 from eigenstep_lab.console import UserError
 from search.problems import sphere
@@ -33,8 +33,8 @@ def test_counting() -> None:
 @pytest.mark.parametrize("peer", PEERS)
 @pytest.mark.parametrize("restarts", [None, "ipop"])
 def test_every_search_stays_within_the_budget_and_stops_at_the_last_target(peer: str, restarts: str | None) -> None:
-    if peer != "eigenstep":
-        pytest.importorskip({"pycma": "cma"}.get(peer, peer))
+    if not peer.startswith("eigenstep"):
+        pytest.importorskip({"pycma": "cma", "surrogate": "cma"}.get(peer, peer))
     counted = Counted(lambda x: float(sphere(x)), [1.0, 1e-3], 2000)
     PEERS[peer](counted, lambda rng: rng.uniform(-1, 1, 3), 0.5, 2000, restarts, 1, TOLX)
     assert counted.hits[0] <= counted.hits[1] == counted.evaluations < 500
@@ -87,8 +87,8 @@ def test_command_on_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     small = ["--restart-seeds", "1", "--restart-budget", "100"]
     assert cli.main(["bench", "search", *options, *small, *places]) == 0
     result = json.loads((tmp_path / "r.json").read_text())["result"]
-    assert set(result["functions"]["3"]) == set(search.EASY)
-    assert [v["holds"] for v in result["verdicts"]] == [v.holds for v in search.verdicts(result)]
+    assert set(result["functions"]["3"]) == set(search_verdicts.EASY)
+    assert [v["holds"] for v in result["verdicts"]] == [v.holds for v in search_verdicts.verdicts(result)]
     assert len(result["verdicts"]) == 3 + 2 + 1
     assert (tmp_path / "p.png").stat().st_size > 1000
 
@@ -107,9 +107,22 @@ def test_verdicts_can_fail() -> None:
         "restarts": {"10": {"Schaffer": {"eigenstep": [5, None], "pycma": [7, 8]}}},
         "bbob": {"dimensions": {"5": bbob(0.3, 0.2, 0.31)}},
         "overhead": {"40": {"eigenstep": 1.0, "pycma": 2.0}, "80": {"eigenstep": 1.0, "pycma": 2.0}},
+        "mixed": {"sphere": {"eigenstep": [10, 12], "CatCMAwM": [9, 30]}},
+        "large": {
+            "1000": {
+                "sphere": {
+                    "eigenstep-auto": [5, 9, 30, None],
+                    "separable": [6, 20, None, None],
+                    "X": [8, 10, 31, None],
+                },
+                "other": {"eigenstep-auto": [5, None], "separable": [6, 20], "X": [None, None]},
+            }
+        },
+        "noise": {"sphere, noise 1": {"cautious": [1.0, 3.0], "LRA-CMA": [4.0, 4.0]}},
     }
     found = {
-        v.quantity.split(":")[0] + (" cmaes" if "cmaes" in v.quantity else ""): v for v in search.verdicts(computed)
+        v.quantity.split(":")[0] + (" cmaes" if "cmaes" in v.quantity else ""): v
+        for v in search_verdicts.verdicts(computed)
     }
     assert {name: v.holds for name, v in found.items()} == {
         "Ackley, d = 10": True,
@@ -119,10 +132,15 @@ def test_verdicts_can_fail() -> None:
         "BBOB, d = 5 cmaes": False,
         "d = 40": False,
         "d = 80": True,
+        "1 functions": False,
+        "sphere, d = 1000": True,
+        "other, d = 1000": False,
+        "1 noisy functions": True,
     }
+    assert found["sphere, d = 1000"].value == pytest.approx(30 / 31)
     assert found["Ackley, d = 10"].value == pytest.approx(0.7)
-    assert search.worse(computed["bbob"]["dimensions"]["5"], "cmaes") == []
-    assert search.worse(bbob(0.2, 0.3, 0.1), "pycma") == ["f1 (-0.10)"]
+    assert search_verdicts.worse(computed["bbob"]["dimensions"]["5"], "cmaes") == []
+    assert search_verdicts.worse(bbob(0.2, 0.3, 0.1), "pycma") == ["f1 (-0.10)"]
 
 
 @pytest.mark.parametrize(
@@ -136,4 +154,4 @@ def test_impossible_options(options: list[str], text: str, capsys: pytest.Captur
 @pytest.mark.skipif(not RESULTS.exists(), reason="no published figures")
 def test_published_verdicts_follow_from_published_figures() -> None:
     result = json.loads(RESULTS.read_text())["result"]
-    assert [v["holds"] for v in result["verdicts"]] == [v.holds for v in search.verdicts(result)]
+    assert [v["holds"] for v in result["verdicts"]] == [v.holds for v in search_verdicts.verdicts(result)]

@@ -77,3 +77,19 @@ def test_axes_stay_in_their_distribution(distribution: Any) -> None:
     for value in values:
         assert distribution._contains(distribution.to_internal_repr(value))
         assert axis.decode(axis.encode(value)) == pytest.approx(value)
+
+
+def test_categories_are_searched_together_with_numbers() -> None:
+    def fun(trial: Any) -> float:
+        kinds = [trial.suggest_categorical(f"kind{i}", ["a", None, 3, "d", 0.5]) for i in range(4)]
+        return (trial.suggest_float("x", -5, 5) - 1) ** 2 + sum(kind != 3 for kind in kinds)
+
+    def found(sampler: Any) -> float:
+        study = optuna.create_study(sampler=sampler)
+        study.optimize(fun, n_trials=200)
+        return float(study.best_value)
+
+    assert np.median([found(SpectralSampler(seed=seed)) for seed in range(3)]) < 0.1
+    only = optuna.create_study(sampler=SpectralSampler(seed=0))
+    only.optimize(lambda trial: float(trial.suggest_categorical("kind", ["a", "b"]) == "a"), n_trials=20)
+    assert only.best_value == 0

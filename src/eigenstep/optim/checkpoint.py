@@ -14,9 +14,10 @@ from torch.optim import Optimizer
 from ..core.checks import check_number
 from .distributed.sharded_state import ShardedState
 from .distributed.sharding import Sharding
-from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, fixed, initial_state, modernize, plan_of
+from .options import CUSTOM, CUSTOM_PREFIX, LAYOUT, check_group, custom_name, fixed, initial_state, plan_of
+from .portrait import PORTRAIT, with_bases, without_bases
 from .state import State
-from .storage import ADAM, BASES, UNIT, home, plain
+from .storage import ADAM, UNIT, home
 
 Groups = Sequence[Mapping[str, Any]]
 Name = Callable[[Tensor], str]
@@ -35,9 +36,8 @@ def to_save(saved: dict[str, Any], groups: Groups, sharding: Sharding | None, ba
     """Put names in place of functions, so that files need not hold code, and say which parts of the state are here."""
     for group in saved["param_groups"]:
         group.update({name: custom_name(group[name]) for name in CUSTOM if callable(group[name])})
-        group.update({} if bases else {"count": 0})  # new bases turn at every step for a while
     if not bases:
-        saved["state"] = {index: plain(own) for index, own in saved["state"].items()}
+        saved["state"] = {index: without_bases(own) for index, own in saved["state"].items()}
     if sharding is not None:
         params = [param for group in groups for param in group["params"]]
         for index, own in saved["state"].items():
@@ -114,6 +114,7 @@ def read(
             f"{len(groups)}"
         )
     found: dict[Tensor, Mapping[str, Tensor]] = {}
+    whole: dict[Tensor, State] = {}  # what files without bases leave out
     host: set[Tensor] = set()
     new_groups, seen = [], set()
     for index, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
@@ -128,12 +129,9 @@ def read(
             seen.add(key)
             host.update([param] if options["offload"] else [])
             if own := saved_state.get(key):
-                plan = plan_of(options, param)
-                expected = initial_state(options, param, plan, device="meta")
-                left = [entry for entry in expected if entry.startswith(BASES)]
-                if isinstance(own, dict) and left and not any(entry in own for entry in left):
-                    fresh = initial_state(options, param, plan)
-                    own = {**own, **{entry: fresh[entry] for entry in left}}
+                expected = initial_state(options, param, plan_of(options, param), device="meta")
+                if isinstance(own, dict) and any(str(entry).startswith(PORTRAIT) for entry in own):
+                    whole[param], expected = expected, without_bases(expected)
                 _check_state(own, expected, name(param), options["reorthonormalize"])
                 found[param] = own
     if strange := saved_state.keys() - seen:
@@ -146,10 +144,10 @@ def read(
                     "the work; make a new optimizer with those of the checkpoint"
                 )
         found.update({p: sharding.own_state(own, p, name(p)) for p, own in found.items() if p in sharding})
-    states = {
-        p: {key: value.to(home(key, p.device, p in host), copy=True) for key, value in own.items()}
-        for p, own in found.items()
-    }
+    states: dict[Tensor, State] = {}
+    for p, own in found.items():
+        here = with_bases({key: value.to(p.device, copy=True) for key, value in own.items()}, whole.get(p, {}))
+        states[p] = {key: value.to(home(key, p.device, p in host)) for key, value in here.items()}
     return new_groups, states
 
 
@@ -190,7 +188,6 @@ def _checked_group(saved: dict[str, Any], own: Mapping[str, Any], defaults: Mapp
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise ValueError(f"state_dict does not fit: count of group {index} must be a whole number, got {count!r}")
     try:
-        modernize(found)
         check_group({**defaults, **found})
         for name in ("lr", "weight_decay"):
             value = found.get(name, 0.0)

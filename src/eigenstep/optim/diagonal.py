@@ -75,10 +75,8 @@ class Diagonals:
         """
         lr, wide = group["lr"], self._flats[0].state["step"].dtype
         params = [member.param for member in self.members if not member.suffix]
-        decay = group["weight_decay"]
-        if isinstance(lr, Tensor) or isinstance(decay, Tensor) or group["cautious_weight_decay"]:
-            return False
-        if group["clip"] is not None or len(params) < len(self.members):
+        decay, special = group["weight_decay"], group["clip"] is not None or len(params) < len(self.members)
+        if special or isinstance(lr, Tensor) or isinstance(decay, Tensor) or group["cautious_weight_decay"]:
             return False
         if not all(param.dtype == wide and param.is_contiguous() for param in params):
             return False
@@ -188,22 +186,17 @@ def _learn(
     numerator = gradient
     if "momentum" in state:
         numerator = state["momentum"].to(wide).lerp_(gradient, first)
-        _keep(state["momentum"], numerator)
+        state["momentum"].copy_(numerator)  # at no cost if they are the same tensor
     average = state["second_moment"].to(wide).mul_(1 - group["decay"] * second)
     for vector in [gradient] if vectors is None else _within_range(vectors, wide, group).unbind(-1):
         if isinstance(second, Tensor):
             average.addcmul_(vector * second, vector)
         else:
             average.addcmul_(vector, vector, value=second)
-    _keep(state["second_moment"], average)
+    state["second_moment"].copy_(average)
     grafted = group["grafting"] in ("adam", "rms")  # a step of AdamW's size: its own
     root = average.sqrt() if group["root"] == 2 or grafted else average.pow(1 / group["root"])
     return numerator, root.add_(max(group["eps"], torch.finfo(wide).tiny))
-
-
-def _keep(old: Tensor, new: Tensor) -> None:
-    if old.dtype != new.dtype:  # otherwise they are the same tensor
-        old.copy_(new)
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -31,7 +31,8 @@ def for_model(
 
     Embeddings of many rows step as in AdamW with a long memory, fused projections (``nn.MultiheadAttention``, ``qkv``,
     ``c_attn``, ...) as a matrix each for queries, keys and values (``model.config`` may tell how many heads each has),
-    vectors do not decay, convolutions are no experts. Tied weights are stepped once, frozen ones are left out.
+    stacks named ``experts`` as a matrix each, convolutions never so; vectors do not decay. Tied weights are stepped
+    once, frozen ones are left out.
 
     Args:
         cls: ``Spectral`` or a recipe.
@@ -73,6 +74,8 @@ def _kind(name: str, module: nn.Module, param: Tensor, betas: Any, config: Any) 
         return "adapters", {"structure": "kronecker"}
     if isinstance(module, _ConvNd):
         return "convolutions", {"batch_dims": 0}
+    if "expert" in name.lower() and param.ndim == 3 - name.endswith("bias"):
+        return "experts", {"batch_dims": 1}
     if param.ndim == 2 and FUSED.search(name):
         axis = int(type(module).__name__ == "Conv1D")  # that of transformers multiplies from the right
         heads = getattr(config, "num_attention_heads", None) or 1

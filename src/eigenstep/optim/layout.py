@@ -12,8 +12,9 @@ from .stacks import Layout, Plan, Range
 STRUCTURES = ("auto", "kronecker", "axes", "full", "diagonal")
 MOST_AXES = 8
 """As many axes as the arithmetic has letters for."""
-SMALLEST_EXPERT = 16
-"""A tensor with three axes is a stack of matrices if both their sides are so long; those of convolutions are not."""
+SMALLEST_EXPERT, FEW, LONGEST_KERNEL = 16, 4, 128
+"""Three axes are a stack of matrices if both sides are longer than a kernel, or so long at least, and so many times the
+number of matrices: a convolution with so few outputs loses nothing by stepping each alone."""
 MANY_ROWS, SLENDER, LEAST_WIDTH = 1024, 16, 32
 """A matrix with so many rows, so many times its columns, of which it has so many or more, is an embedding: its rows are
 seen too rarely, and are too many, for a basis. Low-rank adapters are narrower."""
@@ -81,7 +82,10 @@ def plan(
 
 def _recognized(shape: tuple[int, ...]) -> int:
     """Tell how many of the first axes count matrices: one for stacked experts, none for convolutions and all else."""
-    return int(len(shape) == 3 and min(shape[1:]) >= max(SMALLEST_EXPERT, shape[0]) and shape[0] > 1)
+    if len(shape) != 3 or shape[0] == 1:
+        return 0
+    least = min(shape[1:])
+    return int(least > LONGEST_KERNEL or least >= max(SMALLEST_EXPERT, FEW * shape[0]))
 
 
 def _is_embedding(rows: Range, cols: Range) -> bool:

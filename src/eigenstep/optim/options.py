@@ -58,8 +58,6 @@ TORCH: Mapping[str, str] = {
 }
 """Options of torch's optimizers that Spectral takes only as ``False``, and why."""
 OPTIONS = tuple(sorted({*CHOICES, *RANGES, *POSITIVE, *FLAGS, *LAYOUT, *OTHERS, *TORCH, "foreach", "fused"}))
-RETIRED: Mapping[str, object] = {"cap": 0.5, "gap": 0.1, "long_sides": "blocks"}
-"""Options of earlier versions, and the values as of which the present steps are."""
 
 
 def check_group(group: Mapping[str, Any]) -> None:
@@ -160,23 +158,6 @@ def _check_names(group: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(str(name), OPTIONS, 1, 0.7)
             hint = f"did you mean {near[0]}?" if near else "Spectral has no such option for parameter groups"
             raise ValueError(f"unknown option {name!r} in a parameter group: {hint}")
-
-
-def modernize(group: dict[str, Any]) -> None:
-    """Drop what is the default now from a parameter group of an earlier version; raise if it asks for something else.
-
-    Args:
-        group: the options, changed in place.
-    """
-    for name in filter(group.__contains__, RETIRED):
-        if group[name] != RETIRED[name]:
-            raise ValueError(
-                f"{name}={group[name]!r} is no longer an option: steps do what {name}={RETIRED[name]!r} did. To go "
-                "on so, delete it from the parameter group; for other caps or gaps pass functions as maps and rotation"
-            )
-        del group[name]
-    if group.get("reorthonormalize") in (0, 1):  # it was a number of turns
-        group["reorthonormalize"] = bool(group["reorthonormalize"])
 
 
 def _check_scalar(value: object, name: str) -> None:

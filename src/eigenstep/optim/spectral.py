@@ -15,7 +15,6 @@ from ..core.curvature import OuterProducts
 from ..core.generators import Rotation
 from ..core.maps import Orthogonal
 from . import checkpoint, kernel, options, storage
-from .compiled import compiled
 from .diagonal import Diagonals
 from .distributed.collectives import local_gradient
 from .distributed.ownership import OFF, wanted
@@ -189,7 +188,10 @@ class Spectral(Optimizer):
 
     def _prepare(self) -> None:
         """Set up what copies and checkpoints leave out."""
-        self._kernel = compiled(kernel.step) if self._compile else kernel.step
+        self._kernel: Callable[..., Tensor] = kernel.step
+        if self._compile:  # a program for each kind of stack, turning or not: more than torch allows for one function
+            program = torch.compile(kernel.step, fullgraph=True, dynamic=False)
+            self._kernel = torch._dynamo.config.patch(recompile_limit=256)(program)
         self._stacks: dict[tuple[int, int], Stacks] = {}
         self._layouts = {
             id(group): options.fixed(group)
@@ -356,7 +358,7 @@ class Spectral(Optimizer):
         """Return everything that a checkpoint needs; of state that ranks share, this rank's part.
 
         Such parts can only be saved with ``torch.distributed.checkpoint``. Without ``bases``, files are half as large:
-        who loads one has momentum and second moments in the weights' own coordinates, and learns bases anew.
+        who loads one learns the bases of matrices anew, in moments, from a portrait of the curvature that is in it.
         """
         return checkpoint.to_save(super().state_dict(), self.param_groups, self._sharding, bases)
 
@@ -373,7 +375,6 @@ class Spectral(Optimizer):
         """Restore a copied, unpickled or loaded optimizer; options it did not know yet get their defaults."""
         super().__setstate__(state)
         for group in self.param_groups:
-            options.modernize(group)
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
         self._prepare()

@@ -20,23 +20,14 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Layout:
-    """A rectangle of a matrix, or a whole tensor, as one stack element of shape ``(blocks, *sizes)``.
+    """A rectangle of a matrix, or a whole tensor, as one stack element of shape ``(blocks, *sizes)``."""
 
-    Attributes:
-        rows: first row and the one after the last.
-        cols: the same for columns.
-        transposed: whether the rectangle is laid out transposed, so that tall and wide ones share a stack.
-        blocks: number of blocks of the longer side; they share the factor of the shorter.
-        sizes: sizes of the axes of one block.
-        full: for each axis, whether it has a basis.
-    """
-
-    rows: Range
-    cols: Range
-    transposed: bool
-    blocks: int
-    sizes: tuple[int, ...]
-    full: tuple[bool, ...]
+    rows: Range  # first row and the one after the last
+    cols: Range  # the same for columns
+    transposed: bool  # whether it is laid out transposed, so that tall and wide ones share a stack
+    blocks: int  # of the longer side; they share the factor of the shorter
+    sizes: tuple[int, ...]  # of the axes of one block
+    full: tuple[bool, ...]  # for each axis, whether it has a basis
 
     @property
     def key(self) -> tuple[int, tuple[int, ...], tuple[bool, ...]]:
@@ -58,25 +49,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class Plan:
-    """A parameter as ``units`` equal and independent matrices or tensors, and each of them as rectangles.
+    """A parameter as ``units`` equal and independent matrices or tensors, and each of them as rectangles."""
 
-    Attributes:
-        shape: the parameter's own shape.
-        units: how many there are.
-        axis: axis of the parameter along which they lie.
-        grain: how many of them lie at one index of this axis, if several axes count them; otherwise 1.
-        matrix: rows and columns of a unit.
-        layouts: the rectangles that make up a unit.
-        rare: whether it is an embedding, whose rows get gradients now and then.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # the parameter's own
     units: int
-    axis: int
-    grain: int
-    matrix: tuple[int, int]
-    layouts: tuple[Layout, ...]
-    rare: bool = False
+    axis: int  # along which they lie in the parameter
+    grain: int  # how many lie at one index of this axis, if several axes count them; otherwise 1
+    matrix: tuple[int, int]  # rows and columns of a unit
+    layouts: tuple[Layout, ...]  # the rectangles that make up a unit
+    rare: bool = False  # whether it is an embedding, whose rows get gradients now and then
 
     @property
     def slices(self) -> int:
@@ -135,17 +116,11 @@ MOST = 2**22
 
 
 class Member(NamedTuple):
-    """One rectangle of every unit of a parameter.
-
-    Attributes:
-        param: the parameter.
-        plan: how it is laid out.
-        part: number of the rectangle, which is that of its layout in the plan.
-    """
+    """One rectangle of every unit of a parameter."""
 
     param: Tensor
-    plan: Plan
-    part: int
+    plan: Plan  # how it is laid out
+    part: int  # number of the rectangle, which is that of its layout in the plan
 
     @property
     def suffix(self) -> str:
@@ -174,7 +149,7 @@ class Stack:
         """
         self.members = list(members)
         self.units = [member.plan.units for member in members]
-        parts = [own_state(states[member.param], member) for member in members]
+        parts = [own_state(states[member.param], member.suffix) for member in members]
         device = members[0].param.device
         self.state: State = {name: storage.joined([part[name] for part in parts], device) for name in parts[0]}
         self.packed = storage.is_packed(self.state)
@@ -194,9 +169,8 @@ class Stack:
         return [m.param in params for m, units in zip(self.members, self.units, strict=True) for _ in range(units)]
 
 
-def own_state(state: Mapping[str, Tensor], member: Member) -> State:
-    """Return the state of one rectangle, of all that a parameter has."""
-    end = member.suffix
+def own_state(state: Mapping[str, Tensor], end: str) -> State:
+    """Return the state of one rectangle, of all that a parameter has, given what its names end with."""
     return {name.removesuffix(end): value for name, value in state.items() if name.endswith(end)}
 
 
@@ -268,7 +242,7 @@ class Stacks:
             if ids not in wanted:
                 # Views would hold on to the whole stack for the sake of a part.
                 for member in stack.members:
-                    own = own_state(states[member.param], member)
+                    own = own_state(states[member.param], member.suffix)
                     states[member.param].update({n + member.suffix: value.clone() for n, value in own.items()})
         self._params = list(params)
         self._found = [kept.get(ids) or self._stack(members, states) for ids, members in wanted.items()]

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .kernel import rotate
 from .state import State
 
 BLOCK = 256
@@ -82,38 +81,6 @@ def close(state: State, changed: State, step: Tensor) -> None:
                 kept.copy_(new)
         elif value is not state[name]:
             state[name].copy_(value)
-
-
-WARM = 2.0
-"""As many steps averages count as having taken when bases start anew: what follows soon outweighs them."""
-
-
-def plain(state: State) -> State:
-    """Return a parameter's state without bases: what it is in the weights' own coordinates, as a copy.
-
-    Second moments of sums are sums of second moments, as far as entries in the eigenbasis are uncorrelated: so the
-    squares of the bases' entries take them back. As in every turn they stay above the square of the momentum.
-    """
-    found = {name: value.clone() for name, value in state.items() if not name.startswith(BASES)}
-    for end in {name.removeprefix("turns") for name in state if name.startswith("turns")}:
-        own = {name.removesuffix(end): value for name, value in state.items() if name.endswith(end)}
-        own = opened(own, own["scale"].device)
-        bases = {int(name[6:]): basis for name, basis in own.items() if name.startswith("basis")}
-        if not bases:
-            continue
-        squares = {axis: basis.to(own["scale"].dtype).square() for axis, basis in bases.items()}
-        new = {name: torch.zeros_like(value) for name, value in own.items() if name.startswith(("turns", "speed"))}
-        new |= {"gain": torch.ones_like(own["gain"])} if "gain" in own else {}
-        new |= {f"eigs_{axis}": (s @ own[f"eigs_{axis}"][..., None])[..., 0] for axis, s in squares.items()}
-        new["step"] = own["step"].clamp_max(WARM)
-        large = (("momentum", bases), ("second_moment", squares))
-        new |= {name: rotate(own[name], turns, back=True) for name, turns in large if name in own}
-        if len(new.keys() & PACKED) == 2:
-            scale = torch.where(own["scale"] > 0, own["scale"], torch.inf)
-            least = new["momentum"] / scale.view(-1, *[1] * (new["momentum"].ndim - 1))
-            new["second_moment"] = torch.maximum(new["second_moment"], least.square_())
-        close({name.removesuffix(end): x for name, x in found.items() if name.endswith(end)}, new, own["step"])
-    return found
 
 
 def _blocks(x: Tensor) -> Tensor:

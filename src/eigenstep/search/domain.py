@@ -35,6 +35,11 @@ class Form:
         if self._like is not None and not x.is_floating_point():
             raise TypeError(f"x0 must be a floating-point tensor, got {x.dtype}")
 
+    @property
+    def exact(self) -> bool:
+        """Whether points are float64."""
+        return self._like is None or self._like.element_size() == 8
+
     def make(self, x: Array) -> Point:
         """Return a copy of points in this form, cut at the largest number that it can hold."""
         if self._like is None:
@@ -156,6 +161,7 @@ class Domain:
     upper: Array  # largest allowed x, inf where there is none
     integer: NDArray[np.bool_]  # which coordinates are integers
     margin: Array  # how far outside of the bounds the walls are, and how far inside points are moved, shape (d,)
+    categories: Mapping[int, int]  # which coordinates are categories, and how many values they have
 
     @classmethod
     def build(
@@ -165,11 +171,15 @@ class Domain:
         integers: Sequence[int] | NDArray[np.bool_] | None,
         sigma: float = 1.0,
         form: Form | None = None,
+        categories: Mapping[int, int] | None = None,
     ) -> Domain:
         """Check what the user asks for."""
         d, form = len(scale), form or Form()
         lower, upper = (form.round(side) for side in _read_bounds(bounds, d))
         mask = _read_integers(integers, d)
+        categories = _read_categories(categories, d)
+        for j, count in categories.items():
+            mask[j], lower[j], upper[j], scale[j] = True, 0.0, count - 1.0, 1.0
         with np.errstate(invalid="ignore"):
             lower, upper = np.where(mask, np.ceil(lower), lower), np.where(mask, np.floor(upper), upper)
         wrong = np.flatnonzero(np.where(mask, lower > upper, lower >= upper))
@@ -178,7 +188,7 @@ class Domain:
             kind = "integer " if mask[j] else ""
             raise ValueError(f"bounds of {kind}coordinate {j} leave no room: lower {lower[j]}, upper {upper[j]}")
         margin = np.where(mask, 0.0, np.minimum(sigma * scale, MARGIN * (upper - lower)))
-        return cls(scale, lower, upper, mask, margin)
+        return cls(scale, lower, upper, mask, margin, categories)
 
     @cached_property
     def bounded(self) -> bool:
@@ -321,3 +331,17 @@ def _read_integers(integers: Sequence[int] | NDArray[np.bool_] | None, d: int) -
         raise ValueError(f"integers must be indices below {d}, got {integers!r}")
     mask[given.astype(int)] = True
     return mask
+
+
+def _read_categories(categories: Mapping[int, int] | None, d: int) -> dict[int, int]:
+    if categories is None:
+        return {}
+    if not isinstance(categories, Mapping):
+        raise TypeError(f"categories must be a dictionary of coordinates and numbers of values, got {categories!r}")
+    for j, count in categories.items():
+        check_size(count, f"categories[{j}]")
+        if isinstance(j, bool) or not isinstance(j, int) or not 0 <= j < d or count < 2:
+            raise ValueError(f"categories must have keys below {d} and at least 2 values each, got {categories!r}")
+    if len(categories) == d:
+        raise ValueError("categories must leave at least one coordinate that is a number")
+    return dict(sorted(categories.items()))

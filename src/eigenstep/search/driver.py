@@ -37,6 +37,7 @@ class SearchResult(Result):
         restarts: how often it started again.
         failures: evaluations that raised, timed out or did not give a finite number.
         first_failure: what the first one that raised said.
+        decisions: how it searched, and why, in sentences.
     """
 
     x: Point
@@ -44,6 +45,7 @@ class SearchResult(Result):
     restarts: int
     failures: int
     first_failure: str | None
+    decisions: tuple[str, ...] = ()
 
 
 def minimize(
@@ -78,7 +80,7 @@ def minimize(
     Returns:
         The best point and how it was found. After Ctrl-C the best point so far, with the reason "interrupted".
     """
-    search = Search(x0, sigma0, **options)
+    search = Search(x0, sigma0, **{"method": "auto", **options})
     return run(search, fun, batched=batched, executor=executor, timeout=timeout, callback=callback, progress=progress)
 
 
@@ -103,8 +105,9 @@ def run(
             while search.stop() is None:
                 points = search.ask()
                 values = evaluate(points)
-                if search.best is None and not np.isfinite(values).any():
-                    evaluate.explain_failure(search.evaluations + len(values), search.iterations)
+                first = search.best is None and search.restarts == 0 and not search.descending
+                if first and not np.isfinite(values).any():
+                    evaluate.explain_failure(search.run_evaluations + len(values), search.generations)
                 search.tell(points, values)
                 show(search.evaluations, f"value {search.best_fun:.6g}, σ {search.sigma:.1e}")
                 if callback is not None and callback(search) is True:
@@ -137,6 +140,7 @@ def _result(search: Search, evaluate: Evaluator) -> SearchResult:
     success = REASONS[reason].success and found and bool(np.isfinite(value))
     counts: Any = {"nfev": nfev, "nit": search.iterations, "restarts": search.restarts, "failures": failures}
     ending: Any = {**vars(REASONS[reason]), "success": success, "first_failure": evaluate.first_failure}
+    ending["decisions"] = tuple(search.decisions)
     return SearchResult(x=x, fun=value, **counts, **ending, history=search.history)
 
 

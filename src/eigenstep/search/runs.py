@@ -99,7 +99,8 @@ class Progress:
             return "condition"
         if longest > MAX_GROWTH * self.start_axis:
             return "diverged"
-        patience = int(min(max(100 + 100 * d**1.5 / population, 0.2 * generations), 20000))
+        slowness = 1 / getattr(distribution, "rate", 1.0)  # of searches that take parts of steps
+        patience = int(min(max(slowness * (100 + 100 * d**1.5 / population), 0.2 * generations), 20000))
         if generations > patience and _no_better(self.best[-patience:]) and _no_better(self.median[-patience:]):
             return "stagnation"
         return None
@@ -159,6 +160,22 @@ class Restarts:
             return Start(even(population), 10 ** (-2 * rng.uniform()), max(1, self.last_large // 2), large=False)
         self.doublings += 1
         return Start(self.first * 2**self.doublings)
+
+
+@dataclass
+class Tally:
+    """What descents and runs of the distribution have used and found, which tells what to do next."""
+
+    tolfun: float  # values that differ by less are equal
+    descents: int = 0  # evaluations of all descents
+    runs: int = 0  # evaluations of all runs
+    found: float = math.inf  # least value that descents ended at
+    best: float = math.inf  # least value of runs
+
+    @property
+    def descend(self) -> bool:
+        """Whether to descend from elsewhere: as long as it finds lower minima, and has used less than runs have."""
+        return math.isfinite(self.found) and self.descents < self.runs and self.found <= self.best + self.tolfun
 
 
 SCHEDULES: Mapping[str, Schedule] = {"ipop": Restarts(), "bipop": Restarts(bipop=True)}

@@ -150,7 +150,7 @@ class Reevaluation:
     """How often each sample is evaluated."""
 
     repeats: float = 1.0  # evaluations of each sample, rounded down in use
-    most: int = 64  # upper limit of it
+    most: int = 64  # upper limit of it; with 1, nothing is evaluated again to see how noisy it is
 
     @property
     def final(self) -> int:
@@ -159,7 +159,7 @@ class Reevaluation:
 
     def plan(self, population: int, left: int) -> NDArray[np.int64]:
         """Return which sample each evaluation is of: all ``repeats`` times, then a few once more."""
-        repeats, again = int(self.repeats), max(2, population // 5)
+        repeats, again = int(self.repeats), max(2, population // 5) if self.most > 1 else 0
         if repeats * population + again > left:
             population = min(population, left)
             repeats, again = divmod(left, population)

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .descent import ENDS
 from .domain import read_vector
 from .history import LIMIT, LISTS, Asked, History
-from .runs import Progress, Start, known_reason
+from .runs import Progress, Start, Tally, known_reason
 from .sampling import Reevaluation
 
 if TYPE_CHECKING:
     from .search import Search
 
-COUNTS = ("evaluations", "iterations", "failures", "restarts", "best_fun", "_run_start")
+COUNTS = ("evaluations", "iterations", "failures", "restarts", "best_fun", "_run_start", "_used")
 
 
 def save(search: Search) -> dict[str, Any]:
@@ -30,6 +31,8 @@ def save(search: Search) -> dict[str, Any]:
         "present": asdict(search._present),
         "restarts": None if restarts is None else memory,
         "progress": asdict(search._progress),
+        "tally": asdict(search._tally),
+        "decisions": list(search.decisions),
         "noise": None if search.noise is None else asdict(search.noise),
         "history": {name: copy(value) for name, value in vars(search.history).items()},
         "asked": None if asked is None else [asked.x, asked.z, asked.plan],
@@ -53,15 +56,13 @@ def load(search: Search, state: Mapping[str, Any]) -> None:
 
 def _read(search: Search, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes that a search gets from a state."""
-    own, loaded = _entries(search.distribution), state["distribution"]
-    if set(loaded) != set(own) or np.shape(loaded["mean"]) != (search.dimension,):
+    loaded = state["distribution"]
+    kinds = {frozenset(_entries(kind)): kind for kind in search.kinds()}
+    if frozenset(loaded) not in kinds or np.shape(loaded.get("mean", search._start)) != (search.dimension,):
         raise ValueError("the state is of a search with another method or dimension: start with the same arguments")
     if (state["restarts"] is None) != (search._restarts is None) or (state["noise"] is None) != (search.noise is None):
         raise ValueError("the state is of a search with other restarts or noise: start with the same arguments")
-    for name, value in loaded.items():
-        fits = own[name] is None or value is None or np.shape(value) == np.shape(own[name])
-        if not fits or (value is not None and not np.isfinite(value).all()):
-            raise ValueError(f"the state is damaged: {name!r} of its distribution has another shape, or is not finite")
+    distribution = _rebuild(kinds[frozenset(loaded)], loaded)
     rng = np.random.default_rng()
     rng.bit_generator.state = state["rng"]
     restarts = copy(search._restarts)
@@ -70,11 +71,13 @@ def _read(search: Search, state: Mapping[str, Any]) -> dict[str, Any]:
     lists = {name: list(state["progress"][name]) for name in ("best", "median")}
     best_x = state["best_x"]
     return {
-        "distribution": replace(search.distribution, **loaded),  # type: ignore[type-var]
+        "distribution": distribution,
         "_rng": rng,
         "_present": Start(**state["present"]),
         "_restarts": restarts,
         "_progress": Progress(**{**state["progress"], **lists}),
+        "_tally": Tally(**state["tally"]),
+        "decisions": [text + "" for text in state["decisions"] + []],
         "noise": None if state["noise"] is None else Reevaluation(**state["noise"]),
         "history": _read_history(state["history"]),
         "_asked": None if state["asked"] is None else Asked(*state["asked"]),
@@ -87,12 +90,28 @@ def _read(search: Search, state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _rebuild(kind: Any, loaded: Mapping[str, Any]) -> Any:
+    """Return a distribution of a kind with other entries, if they fit; some may be distributions themselves."""
+    own, entries = _entries(kind), dict(loaded)
+    for name, value in loaded.items():
+        if isinstance(own[name], dict):
+            entries[name] = _rebuild(getattr(kind, name), value)
+            continue
+        if name == "over" and value in ENDS:
+            continue
+        fits = own[name] is None or value is None or np.shape(value) == np.shape(own[name])
+        if not fits or (value is not None and not np.isfinite(value).all()):
+            raise ValueError(f"the state is damaged: {name!r} of its distribution has another shape, or is not finite")
+    return replace(kind, **entries)
+
+
 def _entries(thing: Any) -> dict[str, Any]:
     """Return the entries of a dataclass, without copying them."""
     if not is_dataclass(thing):
         got = type(thing).__name__
         raise TypeError(f"a state needs a method that makes dataclasses, got {got}: pickle the search instead")
-    return {entry.name: getattr(thing, entry.name) for entry in fields(thing)}
+    entries = {entry.name: getattr(thing, entry.name) for entry in fields(thing)}
+    return {name: _entries(value) if is_dataclass(value) else value for name, value in entries.items()}
 
 
 def _read_history(state: Mapping[str, Any]) -> History:

@@ -8,11 +8,13 @@ import numpy as np
 
 from ..core.numpy_twin import Array
 from . import saved
+from .choice import Choice
+from .descent import Descent
 from .domain import Domain, Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
 from .history import Asked, History
-from .runs import Progress, Schedule, Start, find_schedule, known_reason
+from .runs import Progress, Schedule, Start, Tally, find_schedule, known_reason
 from .sampling import Reevaluation, default_population, even, sanitize
-from .spectral import Distribution, find_method
+from .spectral import Begin, Distribution
 
 LONGEST_INJECTION = 2.0  # Other points count as if at most this many times as far away as samples usually are
 FAILED_RESTARTS = 3  # Restarts elsewhere as long as no evaluation has given a finite value
@@ -38,6 +40,7 @@ class Search:
         population: int | None = None,
         bounds: object = None,
         integers: object = None,
+        categories: Mapping[int, int] | None = None,
         restarts: str | Schedule | None = None,
         noisy: bool = False,
         seed: int | None = None,
@@ -56,18 +59,21 @@ class Search:
                 of a numpy generator that returns a start, for each restart a new one.
             sigma0: how far from ``x0`` to look at first, one standard deviation or one for each coordinate: a third of
                 the distance to where the minimum might be.
-            method: "spectral" learns all correlations; "separable" learns the scale of each coordinate, for thousands
-                of them. Or a function ``method(mean, sigma)`` that returns a ``Distribution``, or a class with such a
-                constructor named ``start``.
+            method: "spectral" sees only the order of values and learns all correlations, "surrogate" has a quadratic
+                model beside it, "separable" learns scales alone, "cautious" is for noise; "auto", the default of
+                ``minimize``, is one of them after a descent along slopes, wherever values may be smooth. Or a function
+                ``method(mean, sigma)`` that returns a ``Distribution``, or a class with such a constructor, ``start``.
             population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number. More search
                 more globally.
             bounds: ``(lower, upper)``, numbers or vectors or ``None``, or one such pair for each coordinate.
             integers: indices of coordinates that must be integers.
+            categories: indices of coordinates that are categories without order, and how many values each has: these
+                are 0, 1 and so on. At first all are equally likely, whatever ``x0`` says.
             restarts: what to do at a local minimum: stop (``None``); start again with twice the population ("ipop"); or
                 do so alternately with small, narrow runs ("bipop"), at random points if all coordinates have bounds,
                 else at ``x0``. Or a function (``eigenstep.search.runs.Schedule``). Where nothing has a finite value,
                 few are tried.
-            noisy: the function gives other values each time: evaluate again, as often as it takes.
+            noisy: the function gives other values each time: evaluate again, or learn less of each value ("cautious").
             seed: the same seed gives the same search.
             target: stop at this value.
             max_evals: stop after so many evaluations, by default 10,000 times the dimension.
@@ -81,7 +87,6 @@ class Search:
         sizes = {"max_evals": max_evals, "max_iter": max_iter, "max_restarts": max_restarts}
         check_options(sizes=sizes, numbers={**numbers, "target": (target, -np.inf)})
         check_population(population)
-        begin = find_method(method)
         self._rng = np.random.default_rng(seed)
         self._x0 = x0 if callable(x0) else None
         first = x0(self._rng) if callable(x0) else x0
@@ -89,17 +94,21 @@ class Search:
         start = read_vector(first, "x0")
         d = len(start)
         sigma, scale = read_sigma(sigma0, d)
-        self._domain = Domain.build(scale, bounds, integers, sigma, self._form)  # type: ignore[arg-type]
+        self._domain = Domain.build(scale, bounds, integers, sigma, self._form, categories)  # type: ignore[arg-type]
         if not self._domain.contains(start):
             raise ValueError("x0 must be within the bounds")
         check_start(start, sigma * scale, tolx, self._form)
-        self._start, self._sigma0, self._method = start, sigma, begin
+        self._start, self._sigma0 = start, sigma
         self.max_evals, self._max_iter = 10_000 * d if max_evals is None else max_evals, max_iter
         self._max_seconds, self._max_restarts, self.target = max_seconds, max_restarts, target
         self._tolfun, self._tolx = tolfun, tolx
         self._present = Start(even(default_population(d)) if population is None else population)
+        self._tally, self._used = Tally(tolfun), 0
+        told: Any = {"exact": self._form.exact, "noisy": noisy, "max_evals": self.max_evals, "tolfun": tolfun}
+        self._choice = Choice.make(method, self._domain, **told)
+        self.decisions = list(self._choice.reasons)
         self._restarts = find_schedule(restarts)
-        self.noise = Reevaluation() if noisy else None
+        self.noise = Reevaluation(most=64 if self._choice.again else 1) if noisy else None
         self.evaluations = self.iterations = self.failures = self.restarts = 0
         self.best_x: Array | None = None
         self.best_fun = np.inf
@@ -109,15 +118,35 @@ class Search:
         self._clock: float | None = None
         self._injected: list[Array] = []
         self._asked: Asked | None = None
-        self._begin(start)
+        self._begin(start, self._choice.descend)
 
-    def _begin(self, start: Array) -> None:
-        """Begin a run, the first or one after a restart."""
+    def _begin(self, start: Array, begin: Begin | None = None) -> None:
+        """Begin a run, the first or one after a restart; or the descent before it."""
         sigma = self._sigma0 * self._present.width
-        self.distribution: Distribution = self._method(self._domain.encode(start), sigma)
+        self.distribution: Distribution = (begin or self._choice.begin)(self._domain.encode(start), sigma)
         self._progress = Progress(sigma, self._tolfun, self._tolx)
         self._run_start = self.evaluations
         self._asked = None
+
+    def kinds(self) -> list[Distribution]:
+        """Return an example of each kind of distribution that this search may have."""
+        begins = [begin for begin in (self._choice.begin, self._choice.descend) if begin is not None]
+        return [begin(self._domain.encode(self._start), self._sigma0) for begin in begins]
+
+    @property
+    def descending(self) -> bool:
+        """Whether the start for smooth functions is still under way."""
+        return isinstance(self.distribution, Descent)
+
+    @property
+    def generations(self) -> int:
+        """Generations of the present run, not counting the descent."""
+        return len(self._progress.best)
+
+    @property
+    def run_evaluations(self) -> int:
+        """Evaluations of the present run, or descent."""
+        return self.evaluations - self._run_start
 
     @property
     def dimension(self) -> int:
@@ -159,7 +188,7 @@ class Search:
         left = self.max_evals - self._reserved() - self.evaluations
         left = max(left, 1) if self._reason is None else 10**18  # whoever goes on after the end may do so
         plan = None if self.noise is None else self.noise.plan(self.population, left)
-        population = min(self.population, left)
+        population = min(getattr(self.distribution, "points", self.population), left)
         z = self.distribution.draw(self._rng, population)
         x = self._domain.decode(self.distribution.sample(z, self._stretch()))
         for row in range(min(len(self._injected), population)):
@@ -188,11 +217,12 @@ class Search:
             x, told = asked.x, self.noise.average(asked.plan, told)
         told = sanitize(told)
         self._keep_best(x, told)
-        if len(x) > 1:
+        if len(x) > 1 or self.descending:
             self._learn(x, told)
         self.iterations += 1
         self._asked = None
-        self._progress.add(told)
+        if not self.descending:
+            self._progress.add(told)
         self._record(told)
         self._look()
 
@@ -259,6 +289,8 @@ class Search:
             length = np.sqrt((whitened * whitened).sum(-1, keepdims=True))
             longest = LONGEST_INJECTION * self.dimension**0.5
             found[own] = whitened * np.minimum(1.0, longest / np.maximum(length, 1e-300))
+            chosen = np.array(list(self._domain.categories), dtype=np.int64)
+            found[np.ix_(own, chosen)] = whitened[:, chosen]
         return found
 
     def _record(self, values: Array) -> None:
@@ -267,9 +299,9 @@ class Search:
             axes = np.sort(self.distribution.axes())
             history.add(
                 nfev=self.evaluations,
-                fun=self._progress.best[-1],
+                fun=float(values.min()),
                 best=self.best_fun,
-                median=self._progress.median[-1],
+                median=float(np.sort(values)[(len(values) - 1) // 2]),
                 sigma=self.sigma,
                 ratio=float(axes[-1] / axes[0]),
                 axes=axes,
@@ -292,17 +324,35 @@ class Search:
             self._look_at_run()
 
     def _look_at_run(self) -> None:
-        reason = self._progress.reason(self.distribution, self.population, self._domain.scale)
-        used = self.evaluations - self._run_start
-        limited = self._present.max_evals is not None and used >= self._present.max_evals
-        if reason is None and not limited:
-            return
+        used, descent = self.run_evaluations, self.distribution
+        if isinstance(descent, Descent):
+            if descent.over is None:
+                return
+            reason: str | None = "tolfun"
+            self._end_descent(descent, used)
+            if not self._tally.runs:
+                return
+        else:
+            reason = self._progress.reason(self.distribution, self.population, self._domain.scale)
+            limit = self._present.max_evals
+            if reason is None and (limit is None or used < limit):
+                return
+            self._tally.runs, self._used = self._tally.runs + used, used
+            self._tally.best = min(self._tally.best, *self._progress.best)
         most = self._max_restarts
         if reason == "failed" and self.best is None:  # again at the same point it would be no better, elsewhere it may
             few = FAILED_RESTARTS if self._x0 is not None or self._domain.boxed else 0
             most = few if most is None else min(most, few)
-        allowed = most is None or self.restarts < most
-        following = self._restarts(self._present, used, self._rng) if self._restarts is not None and allowed else None
+        if self._restarts is None or (most is not None and self.restarts >= most):
+            self._reason = reason or "max_evals"
+        elif self._tally.descend:
+            self.restarts += 1
+            self._begin(self._new_start(), self._choice.descend)
+        else:
+            self._follow(self._restarts(self._present, self._used, self._rng), reason)
+
+    def _follow(self, following: Start | None, reason: str | None) -> None:
+        """Begin the run that the schedule wants, or end."""
         if following is None:
             self._reason = reason or "max_evals"
             return
@@ -311,6 +361,16 @@ class Search:
         self._present = following
         self.restarts += 1
         self._begin(self._new_start())
+
+    def _end_descent(self, descent: Descent, used: int) -> None:
+        """Take note of a descent; after the first one begin the search, if that has found a minimum where it began."""
+        found = descent.over == "converged"
+        self._tally.descents += used
+        self._tally.found = min(self._tally.found, descent.value if found else np.inf)
+        where = f"found a minimum, {descent.value:.6g}," if found else f"gave up at {descent.value:.6g}"
+        self.decisions.append(f"the descent {where} after {used} evaluations")
+        if not self._tally.runs:
+            self._begin(self._domain.decode(descent.start if found else descent.mean))
 
     def _new_start(self) -> Array:
         if self._x0 is not None:

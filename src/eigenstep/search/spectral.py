@@ -17,15 +17,13 @@ batch dimensions, one independent search each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.arguments import choose
 from ..core.numpy_twin import Array, bounded, cayley, diagonal, rayleigh_quotients, reorthonormalize, transpose
 from .sampling import Rates, assign, mirrored_orthogonal, rates
 
@@ -49,6 +47,7 @@ class SpectralGaussian:
     generation: int = 0  # how many updates there were
     turns: int = 0  # how many times the basis has turned
     waiting: int = 0  # generations since it did
+    rate: float = 1.0  # part of each step that is taken; less than all only in `.cautious`
 
     @classmethod
     def start(cls, mean: Array, sigma: float, *, separable: bool = False) -> SpectralGaussian:
@@ -78,6 +77,8 @@ class SpectralGaussian:
         """Learn from samples and their values."""
         population, d = z.shape[-2:]
         c = rates(d, population, self.basis is None)
+        if self.rate < 1:
+            c = replace(c, rank_one=self.rate * c.rank_one, rank_many=self.rate * c.rank_many)
         weights, mean_weights = assign(values, c.weights, c.mean_weights)
         scale = np.exp(self.log_eigs / 2)
         moved, keep = self._moved(c, (mean_weights[..., None, :] @ z)[..., 0, :], scale, stretch)
@@ -105,14 +106,14 @@ class SpectralGaussian:
     def _moved(self, c: Rates, step: Array, scale: Array, stretch: Array | None) -> tuple[SpectralGaussian, Array]:
         """Return the Gaussian after its mean has made a whitened step, and how much of its covariance to keep."""
         d = step.shape[-1]
-        move = self.sigma[..., None] * self._turn_back((step * scale)[..., None, :])[..., 0, :]
+        move = self.rate * self.sigma[..., None] * self._turn_back((step * scale)[..., None, :])[..., 0, :]
         mean = self.mean + (move if stretch is None else stretch * move)
 
         # The step size grows while steps point in one direction, and falls while they cancel.
         gain = (c.step_path * (2 - c.step_path) * c.mean_selected) ** 0.5
         step_path = (1 - c.step_path) * self.step_path + gain * step
         squared = (step_path * step_path).sum(-1)
-        factor = c.step_path / c.step_damping * (np.sqrt(squared) / c.expected_norm - 1)
+        factor = self.rate * c.step_path / c.step_damping * (np.sqrt(squared) / c.expected_norm - 1)
         sigma = within_range(self.sigma * np.exp(np.minimum(factor, 1.0)))
 
         # Where sigma is about to grow much, the path of the mean waits: it would only stretch the covariance, too.
@@ -213,13 +214,3 @@ class Distribution(Protocol):
 
 
 Begin = Callable[[Array, float], Distribution]  # begin(mean, sigma) returns the distribution that a run starts with
-METHODS: Mapping[str, Begin] = {
-    "spectral": SpectralGaussian.start,
-    "separable": partial(SpectralGaussian.start, separable=True),
-}
-
-
-def find_method(method: Any) -> Begin:
-    """Return a method by its name, or of the user's own: a function, or a class with a constructor ``start``."""
-    chosen = choose(method, METHODS, "method")
-    return getattr(chosen, "start", chosen)

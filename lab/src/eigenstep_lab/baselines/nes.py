@@ -203,6 +203,8 @@ class Population:
             normal: gives standard normal candidates.
             generator: decides what is kept.
         """
+        if refresh >= 1:
+            return self.first(strategy, normal)
 
         def chance() -> Tensor:
             return torch.rand(self.new.shape, generator=generator, dtype=torch.float64).to(self.points.device)

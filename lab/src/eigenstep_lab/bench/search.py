@@ -8,7 +8,12 @@ Parts:
   functions  evaluations to 1e-8 on Ackley, Griewank and Rosenbrock, without restarts, medians over seeds
   restarts   how often Bohachevsky's and Schaffer's functions are solved, with BIPOP restarts on both sides; Schaffer's
              is 1e-8 only at a distance of 1e-18 from its minimum, so neither stops because steps are small
-  bbob       24 functions of the COCO platform with IPOP restarts: area under the ECDF of evaluations per target
+  bbob       24 functions of the COCO platform with IPOP restarts: area under the ECDF of evaluations per target;
+             lines show the best of all algorithms that COCO has collected; cma.fmin_lq_surr2 runs up to 100 d only
+  mixed      evaluations to 1e-6 on functions of numbers, integers and categories, against CatCMA with margin
+  large      evaluations until the value has fallen to parts of the first one, in 1,000 and 10,000 dimensions, against
+             searches with linear memory; LM-CMA needs pip install --no-deps pypop7==0.0.82
+  noise      true values at the center after 8,000 noisy evaluations, against CMA-ES that adapts its learning rate
   overhead   CPU time per evaluation beside the function itself, by dimension, in turns
 
 Everything is computed piece by piece into files in --directory. Interrupt it as you like: the same command goes on.
@@ -18,10 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import statistics
-import time
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,22 +30,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from eigenstep.search import Search
-
-from ..console import UserError, require_peer, track, write_json
-from ..lines import look
-from ..plotting import figure, save
+from ..console import UserError, track, write_json
 from ..problems.functions import FUNCTIONS
-from ..results import Table, Verdict, verdict_table
-from .search_bbob import BUDGET, run_function, summarize
+from ..results import verdict_table
 from .search_bbob import FUNCTIONS as BBOB
-from .search_peers import PEERS, TOLX, Array, Counted
+from .search_bbob import run_function, summarize
+from .search_large import BUDGETS, solve_large
+from .search_large import FUNCTIONS as LARGE
+from .search_large import SEARCHES as LARGE_SEARCHES
+from .search_mixed import FUNCTIONS as MIXED
+from .search_mixed import SEARCHES, solve_mixed
+from .search_noise import FUNCTIONS as NOISY
+from .search_noise import NOISE, solve_noisy
+from .search_noise import SEARCHES as NOISY_SEARCHES
+from .search_overhead import measure_overhead
+from .search_peers import PEERS, TOLX, Counted
+from .search_verdicts import EASY, TARGET, draw, tables, verdicts
 
-PARTS = ("functions", "restarts", "bbob", "overhead")
-EASY = {"Ackley": 0.75, "Griewank": 0.75, "Rosenbrock": 0.95}
-"""Functions that need no restarts, and the share of pycma's evaluations that is allowed."""
+PARTS = ("functions", "restarts", "bbob", "mixed", "large", "noise", "overhead")
 HARD = ("Bohachevsky", "Schaffer")
-TARGET = 1e-8
 OVERHEAD_DIMENSIONS = (5, 10, 20, 40, 80, 160, 320, 640)
 
 
@@ -60,8 +64,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--instances", nargs=2, type=int, default=[1, 5], help="of BBOB, first and last (default: %(default)s)"
     )
+    searches = [name for name in PEERS if name != "surrogate"]
+    parser.add_argument(
+        "--searches", nargs="+", choices=list(PEERS), default=searches, help="of BBOB (default: all but the slow one)"
+    )
+    parser.add_argument(
+        "--large-dimensions", nargs="+", type=int, choices=list(BUDGETS), default=list(BUDGETS), help="of `large`"
+    )
     parser.add_argument("--full", action="store_true", help="BBOB with instances 1 to 15")
     parser.add_argument("--seeds", type=int, default=25, help="of `functions` (default: %(default)s)")
+    parser.add_argument("--mixed-seeds", type=int, default=10, help="of `mixed`, from 100 on (default: %(default)s)")
+    parser.add_argument("--noise-seeds", type=int, default=5, help="of `noise`, from 100 on (default: %(default)s)")
     parser.add_argument("--restart-seeds", type=int, default=10, help="of `restarts` (default: %(default)s)")
     parser.add_argument(
         "--restart-budget",
@@ -77,7 +90,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Compute what is missing, judge it, and draw."""
-    if min(args.seeds, args.restart_seeds, args.restart_budget, *args.dimensions, *args.function_dimensions) < 1:
+    if (
+        min(
+            args.seeds,
+            args.mixed_seeds,
+            args.noise_seeds,
+            args.restart_seeds,
+            args.restart_budget,
+            *args.dimensions,
+            *args.function_dimensions,
+        )
+        < 1
+    ):
         raise UserError("seeds, dimensions and budgets must be at least 1")
     if not 1 <= args.instances[0] <= args.instances[1]:
         raise UserError(f"--instances must be the first and the last, got {args.instances}")
@@ -142,11 +166,44 @@ def compute_bbob(args: argparse.Namespace) -> dict[str, Any]:
     """Return areas and curves; see ``.search_bbob``."""
     first, last = (1, 15) if args.full else args.instances
     instances = range(first, last + 1)
-    found: dict[int, dict[str, dict[int, Any]]] = {d: {peer: {} for peer in PEERS} for d in args.dimensions}
-    jobs = [(d, function, peer) for d in args.dimensions for function in BBOB for peer in PEERS]
+    found: dict[int, dict[str, dict[int, Any]]] = {d: {peer: {} for peer in args.searches} for d in args.dimensions}
+    jobs = [(d, function, peer) for d in args.dimensions for function in BBOB for peer in args.searches]
     for d, function, peer in track(jobs, "BBOB"):
         found[d][peer][function] = run_function(args.directory, peer, function, d, instances)
     return summarize(found, f"{first}-{last}")
+
+
+def compute_mixed(args: argparse.Namespace) -> dict[str, Any]:
+    """Return evaluations until the target by function, search and seed; null where it was not reached."""
+    found: dict[str, Any] = {}
+    for number, (name, search) in enumerate(track([(n, s) for n in MIXED for s in SEARCHES], "Mixed")):
+        path = args.directory / f"mixed-{search}-{number // len(SEARCHES)}-{args.mixed_seeds}.json"
+        seeds = range(100, 100 + args.mixed_seeds)
+        hits = kept(path, lambda n=name, s=search, seeds=seeds: [solve_mixed(s, n, seed) for seed in seeds])
+        found.setdefault(name, {})[search] = hits
+    return found
+
+
+def compute_large(args: argparse.Namespace) -> dict[str, Any]:
+    """Return evaluations until parts of the first value, by dimension, function and search; null where not reached."""
+    found: dict[str, Any] = {}
+    jobs = [(d, name, peer) for d in args.large_dimensions for name in LARGE for peer in LARGE_SEARCHES]
+    for d, name, peer in track(jobs, "Large"):
+        path = args.directory / f"large-{peer}-{name.replace(' ', '-')}-d{d}-{BUDGETS[d]}.json"
+        hits = kept(path, lambda d=d, n=name, p=peer: solve_large(p, n, d))
+        found.setdefault(str(d), {}).setdefault(name, {})[peer] = hits
+    return found
+
+
+def compute_noise(args: argparse.Namespace) -> dict[str, Any]:
+    """Return true values in the end by function and noise, search and seed."""
+    found: dict[str, Any] = {}
+    for name, noise, peer in track([(n, v, s) for n in NOISY for v in NOISE for s in NOISY_SEARCHES], "Noise"):
+        path = args.directory / f"noise-{peer}-{name.replace(' ', '-')}-{noise}-{args.noise_seeds}.json"
+        seeds = range(100, 100 + args.noise_seeds)
+        ends = kept(path, lambda n=name, v=noise, p=peer, seeds=seeds: [solve_noisy(p, n, v, seed) for seed in seeds])
+        found.setdefault(f"{name}, noise {noise:g}", {})[peer] = ends
+    return found
 
 
 def compute_overhead(args: argparse.Namespace) -> dict[str, Any]:
@@ -157,156 +214,12 @@ def compute_overhead(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def measure_overhead(d: int) -> dict[str, float]:
-    """Time generations of all searches on an ellipsoid, whose own time is not counted."""
-    generations = max(3, min(200, 2000 // d))
-    steppers = {name: make(d) for name, make in STEPPERS.items()}
-    for step in steppers.values():
-        for _ in range(generations):  # the first ones set up things
-            next(step)
-    times: dict[str, list[float]] = {name: [] for name in steppers}
-    for _ in range(5):
-        for name, step in steppers.items():
-            spent, count = np.sum([next(step) for _ in range(generations)], axis=0)
-            times[name].append(1e6 * spent / count)
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
-def _ellipsoid(x: Array) -> Array:
-    d = x.shape[-1]
-    return (10 ** (6 * np.arange(d) / (d - 1)) * x * x).sum(-1)
-
-
-def _step_eigenstep(d: int) -> Iterator[tuple[float, int]]:
-    search = Search(np.ones(d), 1.0, seed=0, max_evals=10**9, tolfun=0, tolx=0)
-    while True:
-        start = time.process_time()
-        points = search.ask()
-        asked = time.process_time()
-        values = _ellipsoid(points)
-        evaluated = time.process_time()
-        search.tell(points, values)
-        search.stop()
-        yield time.process_time() - evaluated + asked - start, len(points)
-
-
-def _step_pycma(d: int) -> Iterator[tuple[float, int]]:
-    options = {"verbose": -9, "verb_log": 0, "seed": 1, "tolfun": 0, "tolx": 0, "tolfunhist": 0}
-    strategy = require_peer("cma").CMAEvolutionStrategy(np.ones(d), 1.0, options)
-    while True:
-        start = time.process_time()
-        points = strategy.ask()
-        asked = time.process_time()
-        values = _ellipsoid(np.array(points)).tolist()
-        evaluated = time.process_time()
-        strategy.tell(points, values)
-        strategy.stop()
-        yield time.process_time() - evaluated + asked - start, len(points)
-
-
-def _step_cmaes(d: int) -> Iterator[tuple[float, int]]:
-    strategy = require_peer("cmaes").CMA(np.ones(d), 1.0, seed=1)
-    while True:
-        start = time.process_time()
-        points = [strategy.ask() for _ in range(strategy.population_size)]
-        asked = time.process_time()
-        values = _ellipsoid(np.array(points)).tolist()
-        evaluated = time.process_time()
-        strategy.tell(list(zip(points, values, strict=True)))
-        strategy.should_stop()
-        yield time.process_time() - evaluated + asked - start, len(points)
-
-
-STEPPERS = {"eigenstep": _step_eigenstep, "pycma": _step_pycma, "cmaes": _step_cmaes}
 COMPUTE = {
     "functions": compute_functions,
     "restarts": compute_restarts,
     "bbob": compute_bbob,
+    "mixed": compute_mixed,
+    "large": compute_large,
+    "noise": compute_noise,
     "overhead": compute_overhead,
 }
-
-
-def median(hits: Sequence[float | None]) -> float:
-    """Return the median, with failures counted as infinite."""
-    return statistics.median_low([math.inf if hit is None else hit for hit in hits])
-
-
-def solved(hits: Sequence[float | None]) -> int:
-    """Return how many reached the target."""
-    return sum(hit is not None for hit in hits)
-
-
-def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
-    """Judge the figures."""
-    for d, functions in computed.get("functions", {}).items():
-        for name, hits in functions.items():
-            ratio = median(hits["eigenstep"]) / median(hits["pycma"])
-            quantity = f"{name}, d = {d}: median evaluations to {TARGET:g}, divided by pycma's"
-            yield Verdict("It needs fewer evaluations than CMA-ES.", "spectral", quantity, ratio, EASY[name])
-    for d, functions in computed.get("restarts", {}).items():
-        for name, hits in functions.items():
-            more = solved(hits["eigenstep"]) - solved(hits["pycma"])
-            quantity = f"{name}, d = {d}: runs of {len(hits['pycma'])} that succeed with BIPOP, minus pycma's"
-            yield Verdict("With restarts it succeeds as often.", "spectral", quantity, more, 0, at_least=True)
-    for d, peers in computed.get("bbob", {}).get("dimensions", {}).items():
-        for rival in ("pycma", "cmaes"):
-            more = peers["eigenstep"]["area"] - peers[rival]["area"]
-            quantity = f"BBOB, d = {d}: area under the ECDF, minus that of {rival}"
-            yield Verdict("It is the better choice on BBOB.", "spectral", quantity, more, 0, at_least=True)
-    for d, times in computed.get("overhead", {}).items():
-        quantity, limit = f"d = {d}: CPU time per evaluation, divided by pycma's", 1 / 3 if int(d) == 40 else 1.0
-        ratio = times["eigenstep"] / times["pycma"]
-        yield Verdict("It costs less time than pycma.", "spectral", quantity, ratio, limit, timed=True)
-
-
-def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
-    """Give the figures as tables."""
-    for part, title in (
-        ("functions", f"Median evaluations to {TARGET:g}, and how many runs reached it"),
-        ("restarts", "The same with BIPOP restarts"),
-    ):
-        rows = [
-            [name, d, *(f"{median(hits[p]):.0f} ({solved(hits[p])}/{len(hits[p])})" for p in ("eigenstep", "pycma"))]
-            for d, functions in computed.get(part, {}).items()
-            for name, hits in functions.items()
-        ]
-        if rows:
-            yield Table(title, ["function", "d", "eigenstep", "pycma"], rows)
-    if "bbob" in computed:
-        entries = computed["bbob"]["dimensions"].items()
-        rows = [[d, peers["pycma"]["instances"], *(f"{peers[p]['area']:.4f}" for p in PEERS)] for d, peers in entries]
-        title = f"BBOB: area under the ECDF, {BUDGET} evaluations per dimension"
-        yield Table(title, ["d", "instances", *PEERS], rows)
-        rows = [[d, *(", ".join(worse(peers, p)) or "none" for p in ("pycma", "cmaes"))] for d, peers in entries]
-        yield Table("BBOB: functions on which the area is smaller than that of", ["d", "pycma", "cmaes"], rows)
-    if "overhead" in computed:
-        rows = [[d, *(f"{times[p]:.1f}" for p in PEERS)] for d, times in computed["overhead"].items()]
-        yield Table("Microseconds of CPU time per evaluation", ["d", *PEERS], rows, timed=True)
-
-
-def worse(peers: Mapping[str, Any], rival: str) -> list[str]:
-    """Name the functions on which ours is worse by more than 0.01, with the difference."""
-    ours, theirs = peers["eigenstep"]["functions"], peers[rival]["functions"]
-    return [f"f{f} ({ours[f] - theirs[f]:+.2f})" for f in ours if ours[f] < theirs[f] - 0.01]
-
-
-def draw(computed: Mapping[str, Any], path: str) -> None:
-    """Draw the ECDFs, one panel for each dimension, and cost against dimension."""
-    bbob = computed.get("bbob", {"dimensions": {}})
-    drawn, axes = figure(columns=max(1, len(bbob["dimensions"]) + ("overhead" in computed)), width=4.2)
-    panels = list(axes[0])
-    for d, peers in bbob["dimensions"].items():
-        ax = panels.pop(0)
-        for number, (name, entry) in enumerate(peers.items()):
-            label = f"{name}: area {entry['area']:.3f}"
-            ax.plot(bbob["evaluations_per_dimension"], entry["curve"], label=label, **look(name, number))
-        ax.set(title=f"BBOB, d = {d}", xlabel="evaluations / d", ylabel="targets reached", xscale="log", ylim=(0, 1))
-        ax.legend(fontsize=8)
-    if "overhead" in computed:
-        ax, found = panels.pop(0), computed["overhead"]
-        for number, name in enumerate(PEERS):
-            times = [row[name] for row in found.values()]
-            ax.plot([int(d) for d in found], times, marker="o", label=name, **look(name, number))
-        ax.set(title="Overhead", xlabel="d", ylabel="CPU µs per evaluation", xscale="log", yscale="log")
-        ax.legend(fontsize=8)
-    save(drawn, path)

@@ -9,6 +9,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,10 +65,17 @@ Peer = Callable[[Counted, Starts, float, int, str | None, int, float], None]
 
 
 def eigenstep(
-    function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int, tolx: float
+    function: Counted,
+    starts: Starts,
+    sigma0: float,
+    budget: int,
+    restarts: str | None,
+    seed: int,
+    tolx: float,
+    method: str = "spectral",
 ) -> None:
-    """Run the default method of eigenstep."""
-    search = Search(starts, sigma0, seed=seed, restarts=restarts, max_evals=budget, tolx=tolx)
+    """Run a method of eigenstep: by default the one that sees only the order of values."""
+    search = Search(starts, sigma0, method=method, seed=seed, restarts=restarts, max_evals=budget, tolx=tolx)
     with contextlib.suppress(Over):
         while not search.stop():
             points = search.ask()
@@ -115,5 +123,26 @@ def cmaes(
             population = 2 * strategy.population_size
 
 
-PEERS: Mapping[str, Peer] = {"eigenstep": eigenstep, "pycma": pycma, "cmaes": cmaes}
-"""The searches by name; ours first."""
+def surrogate(
+    function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int, tolx: float
+) -> None:
+    """Run ``cma.fmin_lq_surr2``, CMA-ES with a quadratic model, again and again: it has no restarts of its own."""
+    cma = require_peer("cma")
+    rng = np.random.default_rng(seed)
+    options = {"verbose": -9, "seed": seed + 1, "maxfevals": budget, "tolx": tolx}
+    with contextlib.suppress(Over), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        while True:
+            cma.fmin_lq_surr2(function, starts(rng), sigma0, options)
+            if restarts is None:
+                return
+
+
+PEERS: Mapping[str, Peer] = {
+    "eigenstep": eigenstep,
+    "eigenstep-auto": partial(eigenstep, method="auto"),
+    "pycma": pycma,
+    "cmaes": cmaes,
+    "surrogate": surrogate,
+}
+"""The searches by name; ours first, then what ``minimize`` does by default."""

@@ -17,10 +17,11 @@ optuna = require("optuna", "optuna")
 BaseSampler: Any = optuna.samplers.BaseSampler
 Float = optuna.distributions.FloatDistribution
 Int = optuna.distributions.IntDistribution
+Categorical = optuna.distributions.CategoricalDistribution
 
 
 class SpectralSampler(BaseSampler):  # type: ignore[misc]
-    """Search over all numerical parameters together; categorical ones, and the first trials, are sampled at random.
+    """Search over all parameters together; the first trials, and categories without any number, are sampled at random.
 
     The search lives in the sampler, so all trials must be run from one process, with as many threads (``n_jobs``) or
     remote workers as you like. Trials that fail or are pruned count as worse than all others.
@@ -49,9 +50,9 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
         self._independent.reseed_rng()
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
-        """Return the numerical parameters that all trials so far have in common."""
-        common = self._spaces.calculate(study)
-        return {n: d for n, d in common.items() if isinstance(d, (Float, Int)) and not d.single()}
+        """Return the parameters that all trials so far have in common, if there are numbers among them."""
+        common = {name: d for name, d in self._spaces.calculate(study).items() if not d.single()}
+        return common if any(isinstance(d, (Float, Int)) for d in common.values()) else {}
 
     def sample_relative(self, study: Any, trial: Any, search_space: Mapping[str, Any]) -> dict[str, Any]:
         """Return the next point of the search, as parameters."""
@@ -99,6 +100,7 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
             np.array([(axis.upper - axis.lower) / 4 for axis in axes]),
             bounds=[(axis.lower, axis.upper) for axis in axes],
             integers=np.array([axis.whole for axis in axes]),
+            categories={number: axis.values for number, axis in enumerate(axes) if axis.values},
             seed=self._seed,
             **self._options,
         )
@@ -106,11 +108,15 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
 
 
 class Axis:
-    """One parameter as a coordinate: steps are integers, and wide ranges logarithms."""
+    """One parameter as a coordinate: steps are integers, wide ranges logarithms, and categories numbered."""
 
     def __init__(self, distribution: Any) -> None:
-        """Read an optuna distribution of numbers."""
+        """Read an optuna distribution."""
         self.distribution = distribution
+        self.values = len(distribution.choices) if isinstance(distribution, Categorical) else 0
+        if self.values:
+            self.whole, self.lower, self.upper = True, 0.0, self.values - 1.0
+            return
         low, high, step = distribution.low, distribution.high, distribution.step
         self.whole = step is not None and not distribution.log
         if distribution.log:
@@ -121,15 +127,19 @@ class Axis:
         else:
             self.lower, self.upper = float(low), float(high)
 
-    def encode(self, value: float) -> float:
+    def encode(self, value: Any) -> float:
         """Return the coordinate of a parameter's value."""
+        if self.values:
+            return float(self.distribution.to_internal_repr(value))
         if self.distribution.log:
             return min(max(math.log(value), self.lower), self.upper)
         return float(round((value - self.distribution.low) / self.distribution.step)) if self.whole else float(value)
 
-    def decode(self, u: float) -> float | int:
+    def decode(self, u: float) -> Any:
         """Return the parameter's value at a coordinate."""
         d = self.distribution
+        if self.values:
+            return d.choices[int(u)]
         value = math.exp(u) if d.log else d.low + u * d.step if self.whole else float(u)
         value = min(max(value, d.low), d.high)
         return round(value) if isinstance(d, Int) else float(value)

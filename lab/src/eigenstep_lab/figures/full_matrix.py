@@ -36,7 +36,7 @@ from .matching import FIXED_POINT, ITERATES, Scheme, Settings, compare, final_di
 from .matching import run as match
 
 QUICK = Settings(sizes=(100,), seeds=2, steps=2000, lr=0.001, gap=0.01)
-FULL = Settings(sizes=(100,), seeds=10, steps=5000, lr=0.001, gap=0.01)
+FULL = Settings(sizes=(100,), seeds=5, steps=5000, lr=0.001, gap=0.01)
 NARROW = 1e-6
 """The gap of the rows that show what the gap does."""
 

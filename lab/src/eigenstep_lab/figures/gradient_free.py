@@ -67,7 +67,7 @@ class Settings:
 
 
 QUICK = Settings(dimension=5, seeds=30, generations=1000)
-FULL = Settings(dimension=10, seeds=50, generations=3000)
+FULL = Settings(dimension=10, seeds=30, generations=3000)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Settings:
 
 
 QUICK = Settings(dimension=60, seeds=3, steps=1000)
-FULL = Settings(dimension=60, seeds=20, steps=1000)
+FULL = Settings(dimension=60, seeds=10, steps=1000)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,211 @@
+"""What the figures of the search say: verdicts, tables and pictures."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..lines import look
+from ..plotting import figure, save
+from ..results import Table, Verdict
+from .search_bbob import BUDGET, BUDGETS
+from .search_large import PARTS
+from .search_mixed import SEARCHES
+
+EASY = {"Ackley": 0.75, "Griewank": 0.75, "Rosenbrock": 0.95}
+"""Functions that need no restarts, and the share of pycma's evaluations that is allowed."""
+TARGET = 1e-8
+PORTFOLIO = {"5": 0.335, "10": 0.285, "20": 0.249, "40": 0.2}
+"""Areas that are wanted: of COCO's best-2009 portfolio, and in 40 dimensions a bit less."""
+
+
+def median(hits: Sequence[float | None]) -> float:
+    """Return the median, with failures counted as infinite."""
+    return statistics.median_low(finite(hits))
+
+
+def solved(hits: Sequence[float | None]) -> int:
+    """Return how many reached the target."""
+    return sum(hit is not None for hit in hits)
+
+
+def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge the figures."""
+    for d, functions in computed.get("functions", {}).items():
+        for name, hits in functions.items():
+            ratio = median(hits["eigenstep"]) / median(hits["pycma"])
+            quantity = f"{name}, d = {d}: median evaluations to {TARGET:g}, divided by pycma's"
+            yield Verdict("It needs fewer evaluations than CMA-ES.", "spectral", quantity, ratio, EASY[name])
+    for d, functions in computed.get("restarts", {}).items():
+        for name, hits in functions.items():
+            more = solved(hits["eigenstep"]) - solved(hits["pycma"])
+            quantity = f"{name}, d = {d}: runs of {len(hits['pycma'])} that succeed with BIPOP, minus pycma's"
+            yield Verdict("With restarts it succeeds as often.", "spectral", quantity, more, 0, at_least=True)
+    for d, peers in computed.get("bbob", {}).get("dimensions", {}).items():
+        yield from bbob_verdicts(d, peers)
+    if "mixed" in computed:
+        ratios = [median(hits["eigenstep"]) / median(hits["CatCMAwM"]) for hits in computed["mixed"].values()]
+        ratio = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+        quantity = f"{len(ratios)} functions: geometric mean of median evaluations, divided by those of CatCMAwM"
+        yield Verdict("Categories cost fewer evaluations.", "mixed", quantity, ratio, 1.0)
+    yield from large_verdicts(computed.get("large", {}))
+    if "noise" in computed:
+        ratios = [
+            statistics.median(ends["cautious"]) / statistics.median(ends["LRA-CMA"])
+            for ends in computed["noise"].values()
+        ]
+        ratio = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+        quantity = f"{len(ratios)} noisy functions: geometric mean of median values in the end, divided by LRA-CMA's"
+        yield Verdict("It learns from noisy values.", "cautious", quantity, ratio, 1.0)
+    for d, times in computed.get("overhead", {}).items():
+        quantity, limit = f"d = {d}: CPU time per evaluation, divided by pycma's", 1 / 3 if int(d) == 40 else 1.0
+        ratio = times["eigenstep"] / times["pycma"]
+        yield Verdict("It costs less time than pycma.", "spectral", quantity, ratio, limit, timed=True)
+        if d == "20" and "surrogate" in times:
+            quantity = "d = 20: microseconds of CPU time per evaluation with the quadratic model"
+            yield Verdict("A model costs little time.", "surrogate", quantity, times["surrogate"], 1000.0, timed=True)
+
+
+def large_verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge searches in large dimensions: at the target where the lead over the best rival is smallest."""
+    claim = "It needs fewer evaluations than searches with linear memory."
+    for d, functions in computed.items():
+        for name, hits in functions.items():
+            ours = finite(hits["eigenstep-auto"])
+            rivals = [finite(counts) for peer, counts in hits.items() if peer != "eigenstep-auto"]
+            best = [min(counts) for counts in zip(*rivals, strict=True)]
+            ratios = [mine / least for mine, least in zip(ours, best, strict=True) if least < math.inf]
+            where = f"at the worst of {len(ratios)} targets"
+            quantity = f"{name}, d = {d}: evaluations, divided by the best rival's, {where}"
+            yield Verdict(claim, "auto", quantity, max(ratios), 1.0)
+
+
+def finite(hits: Sequence[float | None]) -> list[float]:
+    """Return evaluations with those that are missing as infinite."""
+    return [math.inf if hit is None else hit for hit in hits]
+
+
+def bbob_verdicts(d: str, peers: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge what was computed of BBOB in one dimension."""
+    area = {peer: entry["area"] for peer, entry in peers.items()}
+    for rival in ("pycma", "cmaes"):
+        if {rival, "eigenstep"} <= set(peers):
+            more = area["eigenstep"] - area[rival]
+            quantity = f"BBOB, d = {d}: area under the ECDF, minus that of {rival}"
+            yield Verdict("It is the better choice on BBOB.", "spectral", quantity, more, 0, at_least=True)
+    if "eigenstep-auto" not in peers:
+        return
+    claim, ours = "Its default is as good as the best of many.", peers["eigenstep-auto"]
+    if d in PORTFOLIO:
+        quantity = f"BBOB, d = {d}: area under the ECDF"
+        yield Verdict(claim, "auto", quantity, ours["area"], PORTFOLIO[d], at_least=True)
+    for rival, allowed, budgets in (("eigenstep", -0.01, BUDGETS), ("surrogate", 0.0, (50, 100))):
+        if rival in peers:
+            more = min(ours["budgets"][str(b)] - peers[rival]["budgets"][str(b)] for b in budgets)
+            quantity = f"BBOB, d = {d}: least lead over {rival} of the share of targets at {budgets} evaluations / d"
+            yield Verdict("A descent does no harm at any budget.", "auto", quantity, more, allowed, at_least=True)
+
+
+def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
+    """Give the figures as tables."""
+    for part, title in (
+        ("functions", f"Median evaluations to {TARGET:g}, and how many runs reached it"),
+        ("restarts", "The same with BIPOP restarts"),
+    ):
+        rows = [
+            [name, d, *(f"{median(hits[p]):.0f} ({solved(hits[p])}/{len(hits[p])})" for p in ("eigenstep", "pycma"))]
+            for d, functions in computed.get(part, {}).items()
+            for name, hits in functions.items()
+        ]
+        if rows:
+            yield Table(title, ["function", "d", "eigenstep", "pycma"], rows)
+    if "bbob" in computed:
+        yield from bbob_tables(computed["bbob"])
+    if "mixed" in computed:
+        rows = [
+            [name, *(f"{median(hits[s]):.0f} ({solved(hits[s])}/{len(hits[s])})" for s in SEARCHES)]
+            for name, hits in computed["mixed"].items()
+        ]
+        yield Table("Numbers, integers and categories: median evaluations to 1e-6", ["function", *SEARCHES], rows)
+    for d, functions in computed.get("large", {}).items():
+        names = list(next(iter(functions.values())))
+        rows = [
+            [name, f"{part:.2g}", *("–" if hits[p][k] is None else f"{hits[p][k]:.0f}" for p in names)]
+            for name, hits in functions.items()
+            for k, part in enumerate(PARTS)
+            if any(hits[p][k] is not None for p in names)
+        ]
+        yield Table(f"{d} dimensions: evaluations until a part of the first value", ["function", "part", *names], rows)
+    if "noise" in computed:
+        names = list(next(iter(computed["noise"].values())))
+        rows = [[n, *(f"{statistics.median(ends[p]):.3g}" for p in names)] for n, ends in computed["noise"].items()]
+        yield Table("Noisy values: median true value in the end", ["function", *names], rows)
+    if "overhead" in computed:
+        names = list(next(iter(computed["overhead"].values())))
+        rows = [
+            [d, *(f"{times[p]:.1f}" if p in times else "–" for p in names)] for d, times in computed["overhead"].items()
+        ]
+        yield Table("Microseconds of CPU time per evaluation", ["d", *names], rows, timed=True)
+
+
+def bbob_tables(computed: Mapping[str, Any]) -> Iterator[Table]:
+    """Give what was computed of BBOB as tables."""
+    entries, known = computed["dimensions"], computed.get("portfolios", {})
+    names = list(next(iter(entries.values())))
+    full = [name for name in names if all(peers[name]["area"] is not None for peers in entries.values())]
+    lines = list(next(iter(known.values()), {}))
+    rows = [
+        [
+            d,
+            peers[full[0]]["instances"],
+            *(f"{peers[name]['area']:.4f}" for name in full),
+            *(f"{known[d][name]['area']:.4f}" if d in known else "–" for name in lines),
+        ]
+        for d, peers in entries.items()
+    ]
+    title = f"BBOB: area under the ECDF, {BUDGET} evaluations per dimension"
+    yield Table(title, ["d", "instances", *full, *lines], rows)
+    rows = [
+        [d, name, *(f"{entry['budgets'][str(b)]:.3f}" if str(b) in entry["budgets"] else "–" for b in BUDGETS)]
+        for d, peers in entries.items()
+        for name, entry in {**peers, **known.get(d, {})}.items()
+    ]
+    yield Table("BBOB: share of targets reached", ["d", "search", *(f"{b} d" for b in BUDGETS)], rows)
+    ours, *rivals = sorted(full, key="eigenstep-auto".__ne__)
+    rows = [[d, *(", ".join(worse(peers, p, ours)) or "none" for p in rivals)] for d, peers in entries.items()]
+    if rivals:
+        yield Table(f"BBOB: functions on which the area of {ours} is smaller than that of", ["d", *rivals], rows)
+
+
+def worse(peers: Mapping[str, Any], rival: str, name: str = "eigenstep") -> list[str]:
+    """Name the functions on which a search is worse than a rival by more than 0.01, with the difference."""
+    ours, theirs = peers[name]["functions"], peers[rival]["functions"]
+    return [f"f{f} ({ours[f] - theirs[f]:+.2f})" for f in ours if ours[f] < theirs[f] - 0.01]
+
+
+def draw(computed: Mapping[str, Any], path: str) -> None:
+    """Draw the ECDFs, one panel for each dimension, and cost against dimension."""
+    bbob = computed.get("bbob", {"dimensions": {}})
+    drawn, axes = figure(columns=max(1, len(bbob["dimensions"]) + ("overhead" in computed)), width=4.2)
+    panels = list(axes[0])
+    for d, peers in bbob["dimensions"].items():
+        ax = panels.pop(0)
+        for number, (name, entry) in enumerate(peers.items()):
+            label = name if entry["area"] is None else f"{name}: area {entry['area']:.3f}"
+            at = bbob["evaluations_per_dimension"][: len(entry["curve"])]
+            ax.plot(at, entry["curve"], label=label, **look(name, number))
+        for dash, (name, entry) in zip(("--", ":"), bbob.get("portfolios", {}).get(d, {}).items(), strict=False):
+            label = f"{name}: area {entry['area']:.3f}"
+            ax.plot(bbob["evaluations_per_dimension"], entry["curve"], color="black", linestyle=dash, label=label)
+        ax.set(title=f"BBOB, d = {d}", xlabel="evaluations / d", ylabel="targets reached", xscale="log", ylim=(0, 1))
+        ax.legend(fontsize=8)
+    if "overhead" in computed:
+        ax, found = panels.pop(0), computed["overhead"]
+        for number, name in enumerate(next(iter(found.values()))):
+            times = {int(d): row[name] for d, row in found.items() if name in row}
+            ax.plot(list(times), list(times.values()), marker="o", label=name, **look(name, number))
+        ax.set(title="Overhead", xlabel="d", ylabel="CPU µs per evaluation", xscale="log", yscale="log")
+        ax.legend(fontsize=8)
+    save(drawn, path)

@@ -1,0 +1,114 @@
+"""Categories without order beside numbers: a Gaussian for the numbers, and chances for the values of each category.
+
+Chances move towards the categories of good samples and away from those of bad ones, as the mean of the Gaussian does,
+and never below a margin (as in CatCMA with margin, Hamano et al., 2024). It is such that about one sample in ten has a
+category that is not the most likely one: with more of them, the Gaussian learns too little of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.numpy_twin import Array
+from .sampling import assign, rates
+from .spectral import Begin, Distribution
+
+KEEP = 0.9  # Least chance that no category of a sample differs from the most likely one, once all are learned
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A distribution of numbers and categories; all methods return a new one."""
+
+    numbers: Distribution  # of the coordinates that are numbers
+    chances: Array  # of each value of each category, shape (categories, most values), zero where there is no such value
+    columns: NDArray[np.int64]  # which coordinates are categories
+
+    @classmethod
+    def start(cls, mean: Array, sigma: float, begin: Begin, categories: Mapping[int, int]) -> Mixed:
+        """Return a distribution in which all values are equally likely, and numbers have the one of ``begin``."""
+        counts = np.array(list(categories.values()))
+        chances = (np.arange(counts.max()) < counts[:, None]) / counts[:, None]
+        columns = np.array(list(categories))
+        return cls(begin(np.delete(mean, columns), sigma), chances, columns)
+
+    @property
+    def mean(self) -> Array:
+        """The center: numbers of the Gaussian, and the most likely values."""
+        return self._join(self.numbers.mean, self.chances.argmax(-1))
+
+    @property
+    def sigma(self) -> Array:
+        """The step size of the numbers."""
+        return self.numbers.sigma
+
+    def draw(self, rng: np.random.Generator, population: int) -> Array:
+        """Return what samples are made of: for categories numbers between 0 and 1, evenly spread over the samples."""
+        z = self.numbers.draw(rng, population)
+        places = rng.permuted(np.tile(np.arange(population), (len(self.columns), 1)), axis=1)
+        return self._join(z, ((places + rng.uniform(size=places.shape)) / population).T)
+
+    def sample(self, z: Array, stretch: Array | None = None) -> Array:
+        """Return the samples made of ``z``."""
+        return self._join(self.numbers.sample(self._rest(z), self._cut(stretch)), self._values(z))
+
+    def whiten(self, x: Array, stretch: Array | None = None) -> Array:
+        """Return a ``z`` that gives these samples."""
+        values = np.rint(x[..., self.columns]).astype(int)
+        ends = self.chances.cumsum(-1)[np.arange(len(self.columns)), values]
+        chosen = self.chances[np.arange(len(self.columns)), values]
+        return self._join(self.numbers.whiten(self._rest(x), self._cut(stretch)), ends - chosen / 2)
+
+    def update(self, z: Array, values: Array, stretch: Array | None = None) -> Mixed:
+        """Learn from samples and their values."""
+        numbers = self.numbers.update(self._rest(z), values, self._cut(stretch))
+        c = rates(len(self.columns), len(z))
+        (weights,) = assign(values, c.mean_weights)
+        counts = (self.chances > 0).sum(-1)
+        speed = c.mean_selected / (c.mean_selected + float((counts - 1).sum()))
+        chosen = self._values(z)[..., None] == np.arange(self.chances.shape[1])  # (population, categories, values)
+        moved = self.chances + speed * np.einsum("k,kcv->cv", weights - weights.mean(), chosen)
+        return replace(self, numbers=numbers, chances=self._within_margin(moved, counts))
+
+    def _within_margin(self, chances: Array, counts: NDArray[np.int64]) -> Array:
+        least = ((1 - KEEP ** (1 / len(counts))) / np.maximum(counts - 1, 1))[:, None]
+        raised = np.where(self.chances > 0, np.maximum(chances, least), 0.0)
+        # What is above the margin pays for what was raised to it.
+        above = np.where(self.chances > 0, raised - least, 0.0)
+        room = 1 - least * counts[:, None]
+        return np.where(self.chances > 0, least + above * room / np.maximum(above.sum(-1, keepdims=True), 1e-300), 0.0)
+
+    def deviations(self) -> Array:
+        """Return those of the numbers, and for categories the chance of not being the most likely value."""
+        return self._join(self.numbers.deviations(), 1 - self.chances.max(-1))
+
+    def axes(self) -> Array:
+        """Return the principal axes of the numbers."""
+        return self.numbers.axes()
+
+    def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> Mixed:
+        """Return the mirror image of the numbers; categories stay."""
+        return replace(self, numbers=self.numbers.reflected(self._rest(mean), self._rest(flipped)))
+
+    def _values(self, z: Array) -> NDArray[np.int64]:
+        """Return the value of each category, where ``z`` falls among the chances."""
+        found = (z[..., self.columns, None] >= self.chances.cumsum(-1)).sum(-1)
+        return np.minimum(found, (self.chances > 0).sum(-1) - 1)
+
+    def _rest(self, x: Any) -> Any:
+        return np.delete(x, self.columns, -1)
+
+    def _cut(self, stretch: Array | None) -> Array | None:
+        return None if stretch is None else self._rest(stretch)
+
+    def _join(self, numbers: Array, categories: Any) -> Array:
+        d = numbers.shape[-1] + len(self.columns)
+        joined = np.empty((*numbers.shape[:-1], d))
+        joined[..., np.delete(np.arange(d), self.columns)] = numbers
+        joined[..., self.columns] = categories
+        return joined

@@ -1,0 +1,67 @@
+"""Which method a search has, and whether a descent comes first, by dimension, variables and budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ..core.arguments import choose
+from .categories import Mixed
+from .cautious import CautiousGaussian
+from .descent import Descent, LimitedDescent
+from .domain import Domain
+from .spectral import Begin, SpectralGaussian
+from .surrogate import Modeled
+
+LARGE = 400  # In more dimensions, memory has to be linear in them
+SMALL = 22  # Up to here, a full quadratic model can be fitted within a millisecond
+METHODS: Mapping[str, Begin] = {
+    "spectral": SpectralGaussian.start,
+    "separable": partial(SpectralGaussian.start, separable=True),
+    "surrogate": Modeled.start,
+    "cautious": CautiousGaussian.start,
+}
+
+
+def find_method(method: Any) -> Begin:
+    """Return a method by its name, or of the user's own: a function, or a class with a constructor ``start``."""
+    chosen = choose(method, METHODS, "method")
+    return getattr(chosen, "start", chosen)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How runs begin, and descents, if there are any; and why."""
+
+    begin: Begin
+    descend: Begin | None
+    reasons: tuple[str, ...]
+    again: bool  # whether noisy samples are evaluated more than once
+
+    @classmethod
+    def make(cls, method: Any, domain: Domain, *, exact: bool, noisy: bool, max_evals: int, tolfun: float) -> Choice:
+        """Choose; ``exact`` says that points are in double precision."""
+        d, descend, reasons = len(domain.scale), None, []
+        if isinstance(method, str) and method == "auto":
+            obstacles = {
+                "values are noisy": noisy,
+                "some coordinates are integers or categories": domain.whole,
+                "points are not in double precision": not exact,
+                "there are too few evaluations": max_evals < 2 * d,
+            }
+            found = [why for why, there in obstacles.items() if there]
+            if not found:
+                descend = partial((LimitedDescent if d > LARGE else Descent).begin, tolfun=tolfun)
+            # Float32 has no slopes, but a model may know the way; elsewhere it has not been found to help.
+            model = d <= SMALL and found[:1] == ["points are not in double precision"]
+            method = "separable" if d > LARGE else "surrogate" if model else "spectral"
+            reasons = [
+                f"no descent, because {found[0]}" if found else "a descent, in case values are smooth",
+                f"the method {method!r}, because there are {d} coordinates",
+            ]
+        begin = find_method(method)
+        if domain.categories:
+            begin = partial(Mixed.start, begin=begin, categories=domain.categories)
+        return cls(begin, descend, tuple(reasons), again=method != "cautious")
