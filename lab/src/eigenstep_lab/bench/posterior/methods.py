@@ -243,7 +243,7 @@ POINT = {"lr": RATES, "weight_decay": DECAYS}
 METHODS: Mapping[str, Method] = {
     "weights alone": Method(mode, POINT),
     "Spectral.posterior": Method(posterior, {"lr": (0.03, 0.3), "ess": [3, 10], "prior": PRIORS}),
-    "IVON": Method(ivon, {"lr": (0.03, 0.5), "ess": [3, 10], "prior": PRIORS, "hess_init": [0.1, 0.3, 1.0]}),
+    "IVON": Method(ivon, {"lr": (0.03, 0.5), "ess": [3, 10], "prior": PRIORS, "hess_init": [0.1, 0.3, 1.0, 10.0]}),
     "last-layer Laplace": Method(partial(laplace, "last_layer", "kron"), {"prior": (0.03, 100.0)}),
     "Kronecker Laplace": Method(partial(laplace, "all", "kron"), {"prior": (1.0, 3000.0)}),
     "dropout": Method(dropout, {**POINT, "rate": [0.05, 0.1, 0.2, 0.4]}),
