@@ -29,7 +29,7 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "bf16 bases": {"basis_dtype": torch.bfloat16},
     "bf16": {"basis_dtype": torch.bfloat16, "state_dtype": torch.bfloat16},
-    "int8": {"state_dtype": torch.int8, "max_ratio": 1.5},
+    "int8": {"state_dtype": torch.int8, "max_dim": 1024},
 }
 """Options of `Spectral` that decide how much memory it takes."""
 
