@@ -166,6 +166,7 @@ class TestGroups:
             ("weigth_decay", "did you mean weight_decay"),
             ("beta", "did you mean betas"),
             ("distributed", "no such option"),
+            ("ess", "no such option"),
         ],
     )
     def test_unknown_options(self, key: str, hint: str) -> None:

@@ -42,9 +42,10 @@ LEAST_DAMPING = 1e-12  # Relative, of products of eigenvalues: with less, sparse
 CUSTOM_PREFIX = "custom: "
 CUSTOM = ("rotation", "maps")  # Options that may be functions of the user's own instead of names
 SCHEDULED = {"lr_scale", "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
+FOREIGN = {"params", "param_names", "count", "use_fallback", "name", *SCHEDULED}
+"""What else a parameter group may hold: what torch, learning-rate schedulers and trainers put there."""
 POSTERIOR = {"ess", "batch_size", "prior_precision", "curvature", "antithetic", "seed"}
-FOREIGN = {"params", "param_names", "count", "use_fallback", "name", *SCHEDULED, *POSTERIOR}
-"""What else a parameter group may hold: what torch, schedulers, trainers and posteriors put there."""
+"""What all groups of a posterior hold beside that."""
 GO, SKIP, RAISE = range(3)  # What to do about the gradients of a step: take it, leave it out, or raise an error
 LAYOUT = ("structure", "max_dim", "max_ratio", "batch_dims", "split_sizes", "num_heads", "split_dim")
 fixed = itemgetter(*LAYOUT)
@@ -153,8 +154,9 @@ def check_parameters(group: Mapping[str, Any], distributed: bool) -> None:
 
 def _check_names(group: Mapping[str, Any]) -> None:
     """Raise if there is an option that does not exist."""
+    known = FOREIGN | POSTERIOR if group.keys() >= POSTERIOR else FOREIGN
     for name in group:
-        if name not in OPTIONS and name not in FOREIGN:
+        if name not in OPTIONS and name not in known:
             near = difflib.get_close_matches(str(name), OPTIONS, 1, 0.7)
             hint = f"did you mean {near[0]}?" if near else "Spectral has no such option for parameter groups"
             raise ValueError(f"unknown option {name!r} in a parameter group: {hint}")
