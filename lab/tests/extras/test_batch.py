@@ -35,7 +35,7 @@ def test_many_runs_are_like_single_ones(separable: bool) -> None:
 def test_one_of_many_is_exactly_a_single_run() -> None:
     """With the same random numbers: a batch of one."""
     many = minimize_batch(sphere, np.ones((1, 4)), 0.5, seed=3, target=1e-6)
-    one = minimize(sphere, np.ones(4), 0.5, seed=3, target=1e-6, batched=True)
+    one = minimize(sphere, np.ones(4), 0.5, seed=3, target=1e-6, batched=True, method="spectral")
     np.testing.assert_array_equal(many.x[0], one.x)
     assert many.nfev[0] == one.nfev
 
