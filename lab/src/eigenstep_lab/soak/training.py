@@ -199,10 +199,10 @@ class _Adam:
     def step(self, training: Training) -> None:
         """Take a step with the gradients of a training, and note how far both are from where they began."""
         most = torch.finfo(torch.float32).max ** 0.5 / 16
-        diagonal = self.plan.options.get("structure") == "diagonal"
-        for weight, same, rare in zip(self.weights, training.weights, self.plan.rare, strict=True):
+        for weight, same in zip(self.weights, training.weights, strict=True):
             weight.grad = None if same.grad is None else same.grad.double()
-            if weight.grad is not None and (diagonal or rare or weight.ndim < 2):
+            has_basis = any(name.startswith("basis") for name in training.optimizer.state.get(same, {}))
+            if weight.grad is not None and not has_basis:
                 weight.grad.clamp_(-most, most)
         before = [weight.detach().clone() for weight in self.weights]
         self.optimizer.step()
