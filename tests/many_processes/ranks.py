@@ -6,6 +6,7 @@ import datetime
 import fcntl
 import importlib
 import multiprocessing
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -92,3 +93,4 @@ def _work(rank: int, folder: Path, checks: str) -> None:
         dist.barrier()
         dist.destroy_process_group()
     torch.save(found, folder / f"{rank}.pt")
+    time.sleep(0.5)  # Gloo's threads give back the last tensors by then, and cannot abort a process that is ending

@@ -22,6 +22,7 @@ from eigenstep.optim import Spectral
 from ..bench.step import state_bytes
 from ..models.transformers import GPT
 from ..registry import build
+from ..train.parallel import leave
 from .model import Shapes
 from .traffic import TrafficCounter
 
@@ -113,7 +114,7 @@ def _rank(rank: int, width: int, folder: str) -> None:
             if ranks == size:
                 torch.save(trained(_shared(gpt(width), way, ranks, replicas)), Path(folder) / f"{name} {rank}.pt")
         dist.barrier()
-        dist.destroy_process_group()
+        leave()
 
 
 def _shared(model: nn.Module, way: str, ranks: int, replicas: int) -> nn.Module:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,19 @@ def together(way: str, device: str) -> Iterator[tuple[Team, str]]:
     try:
         yield Team(way), device
     finally:
-        dist.destroy_process_group()
+        leave()
+
+
+def leave() -> None:
+    """Take the process group down so that this process may end at any time afterwards.
+
+    Gloo's threads give tensors back to Python a moment after the last exchange. If Python is on its way out by then,
+    the process is aborted (pytorch/pytorch#190489), which looks like a failure of training. The threads are ended with
+    the last reference to their group, but torch's caches of sharded tensors keep such references: so give them that
+    moment.
+    """
+    dist.destroy_process_group()
+    time.sleep(0.5)
 
 
 def save(path: Path, team: Team, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]) -> None:
