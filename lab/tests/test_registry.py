@@ -108,6 +108,21 @@ def test_muon_gets_the_hidden_matrices_and_adamw_the_rest():
     assert not is_hidden_matrix("blocks.0.norm1.weight", model.norm.weight)
 
 
+def test_muon_in_float32_is_torchs_muon_but_for_rounding():
+    """Bfloat16 keeps eight bits: five Newton-Schulz steps of torch's own are off by some hundredths."""
+    moves, torchs = [], torch.optim._muon._zeropower_via_newtonschulz
+    for name in ("muon_float32", "muon"):
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(12, 20))
+        optimizer = build(name, [("blocks.0.mlp_in.weight", weight)], lr=0.1)
+        before = weight.detach().clone()
+        weight.grad = torch.randn(12, 20)
+        optimizer.step()
+        moves.append(weight.detach() - before)
+    assert 0 < (moves[0] - moves[1]).norm() <= 0.03 * moves[1].norm()
+    assert torch.optim._muon._zeropower_via_newtonschulz is torchs
+
+
 def test_muon_without_hidden_matrices_is_adamw():
     ends = []
     for name in ("muon", "adamw"):

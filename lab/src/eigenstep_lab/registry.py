@@ -14,6 +14,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -126,10 +127,13 @@ def _adamw(named: Named, lr: float, weight_decay: float, **options: Any) -> Opti
     return torch.optim.AdamW(_tensors(named), lr=lr, weight_decay=weight_decay, **options)
 
 
-def _muon(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+def _muon(named: Named, lr: float, weight_decay: float, in_float32: bool = False, **options: Any) -> Optimizer:
     """Options "adamw_..." are those of the part that AdamW steps; `adamw_ratio` is its learning rate over `lr`."""
     if not hasattr(torch.optim, "Muon"):
         raise UserError(f"torch.optim.Muon needs torch 2.9 or newer, this is {torch.__version__}")
+    from . import muon
+
+    kind = muon.Muon if in_float32 else torch.optim.Muon
     hidden = [parameter for name, parameter in named if is_hidden_matrix(name, parameter)]
     others = [parameter for name, parameter in named if not is_hidden_matrix(name, parameter)]
     parts: list[Optimizer] = []
@@ -137,7 +141,7 @@ def _muon(named: Named, lr: float, weight_decay: float, **options: Any) -> Optim
     if hidden:
         # Updates as large as AdamW's, so that one learning rate suits both parts.
         options = {"adjust_lr_fn": "match_rms_adamw", **options}
-        parts.append(torch.optim.Muon(hidden, lr=lr, weight_decay=weight_decay, **options))
+        parts.append(kind(hidden, lr=lr, weight_decay=weight_decay, **options))
     if others:
         ratio = adamw.pop("ratio", 1.0)
         parts.append(torch.optim.AdamW(others, lr=ratio * lr, weight_decay=weight_decay, **adamw))
@@ -195,6 +199,7 @@ OPTIMIZERS: Mapping[str, Entry] = {
     "spectral_paper": Entry("Spectral.paper, the paper's recipe, of this package", _spectral(Spectral.paper)),
     "adamw": Entry("AdamW, of torch", _adamw, interval=None),
     "muon": Entry("Muon for hidden matrices, AdamW for the rest, of torch", _muon, interval=None),
+    "muon_float32": Entry("the same with Newton-Schulz in float32", partial(_muon, in_float32=True), interval=None),
     "soap": Entry("SOAP, of heavyball", _heavyball("SOAP", max_precond_dim=10_000), "precondition_frequency"),
     "klsoap": Entry("KL-SOAP, of heavyball", _heavyball("KLSOAP"), "precondition_frequency"),
     "klshampoo": Entry("KL-Shampoo, of heavyball", _heavyball("KLShampoo"), "precondition_frequency"),

@@ -16,12 +16,13 @@ from eigenstep_lab.bench import suite
 from eigenstep_lab.bench.suite import modern, runs, search, speedrun, tables
 from eigenstep_lab.bench.suite.catalog import FIRST, TASKS
 from eigenstep_lab.bench.suite.networks import Experts
-from eigenstep_lab.bench.suite.orthogonal_soap import OrthogonalSOAP, orthogonalize
+from eigenstep_lab.bench.suite.orthogonal_soap import OrthogonalSOAP
 from eigenstep_lab.bench.suite.peers import EVERYWHERE, PEERS, SAMPLE, make_optimizer, split
 from eigenstep_lab.bench.suite.runs import Row
 from eigenstep_lab.bench.suite.search import Settings, Study
 from eigenstep_lab.bench.suite.task import Problem, Record, Task, run_one
 from eigenstep_lab.console import UserError
+from eigenstep_lab.muon import orthogonalize
 
 GRID = (1e-3, 3e-3, 1e-2, 3e-2)
 

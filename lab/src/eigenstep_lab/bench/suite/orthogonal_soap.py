@@ -9,20 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Muon's: singular values come close to 1 in five steps, but not to it."""
-
-
-def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
-    """Return about the nearest orthogonal matrix by Muon's Newton-Schulz steps, in the matrix's own precision."""
-    a, b, c = COEFFICIENTS
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
-    x = x / x.norm().clamp_min(1e-7)
-    for _ in range(steps):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.T if tall else x
+from ...muon import orthogonalize
 
 
 class OrthogonalSOAP(Optimizer):

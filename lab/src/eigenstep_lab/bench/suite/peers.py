@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...console import UserError, require_peer
+from ...muon import Muon
 from ...registry import NOT_HIDDEN, Named, Together, build
-from .orthogonal_soap import OrthogonalSOAP, orthogonalize
+from .orthogonal_soap import OrthogonalSOAP
 
 Options = Mapping[str, Any]
 GRID = (1e-3, 3e-3, 1e-2, 3e-2)
@@ -93,9 +94,7 @@ def _on_matrices(
 
 
 def _muon(matrices: list[Tensor], **options: Any) -> Optimizer:
-    module = torch.optim._muon
-    module._zeropower_via_newtonschulz = lambda grad, *_: orthogonalize(grad)  # torch's own is in bfloat16
-    return torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **options)
+    return Muon(matrices, adjust_lr_fn="match_rms_adamw", **options)
 
 
 def _of_muons_kind(kind: str, matrices: list[Tensor], *, lr: float, weight_decay: float, **options: Any) -> Optimizer:
