@@ -9,7 +9,7 @@ from eigenstep.core import result as extras
 from eigenstep_lab.models.transformers import ViT
 from eigenstep_lab.registry import OPTIMIZERS, Together, build, is_hidden_matrix
 
-STARTS_LATE = ("soap", "klsoap", "klshampoo", "soap_reference")
+STARTS_LATE = ("soap", "soap_2048", "klsoap", "klshampoo", "soap_reference")
 """These use the first gradient for their preconditioner only: the weights stay where they are in the first step."""
 
 

@@ -201,6 +201,11 @@ OPTIMIZERS: Mapping[str, Entry] = {
     "muon": Entry("Muon for hidden matrices, AdamW for the rest, of torch", _muon, interval=None),
     "muon_float32": Entry("the same with Newton-Schulz in float32", partial(_muon, in_float32=True), interval=None),
     "soap": Entry("SOAP, of heavyball", _heavyball("SOAP", max_precond_dim=10_000), "precondition_frequency"),
+    "soap_2048": Entry(
+        "SOAP, of heavyball, which has no basis for sides above 2048",
+        _heavyball("SOAP"),
+        "precondition_frequency",
+    ),
     "klsoap": Entry("KL-SOAP, of heavyball", _heavyball("KLSOAP"), "precondition_frequency"),
     "klshampoo": Entry("KL-Shampoo, of heavyball", _heavyball("KLShampoo"), "precondition_frequency"),
     "psgdkron": Entry("PSGD Kron, of heavyball", _psgd_kron),

@@ -32,22 +32,25 @@ EPS: Space = {"eps": Range(1e-12, 1e-4)}
 PAPER: Space = {**COMMON, **BETAS, "damping": Range(1e-14, 1e-4)}
 SPECTRAL: Space = {**PAPER, "nesterov": Range(0.05, 0.5), "basis_lr": Range(0.02, 0.5)}
 SOAP: Space = {**COMMON, **BETAS, **EPS, "1-shampoo_beta": Range(1e-3, 0.2)}
+MUON: Space = {
+    **COMMON,
+    **EPS,
+    "nesterov": (True, False),
+    "1-momentum": Range(0.02, 0.3),
+    "adamw_ratio": Range(0.03, 3.0),
+    **{f"1-adamw_{name.removeprefix('1-')}": values for name, values in BETAS.items()},
+    "adamw_eps": EPS["eps"],
+}
 
 SPACES: Mapping[str, Space] = {
     "spectral": SPECTRAL,
     "spectral_fast": SPECTRAL,
     "spectral_paper": {**PAPER, "basis_lr": Range(0.02, 1.9), "decay": (0.0, 1.0), "clip": (0.5, 1.0, 2.0)},
     "adamw": {**COMMON, **BETAS, **EPS},
-    "muon": {
-        **COMMON,
-        **EPS,
-        "nesterov": (True, False),
-        "1-momentum": Range(0.02, 0.3),
-        "adamw_ratio": Range(0.03, 3.0),
-        **{f"1-adamw_{name.removeprefix('1-')}": values for name, values in BETAS.items()},
-        "adamw_eps": EPS["eps"],
-    },
+    "muon": MUON,
+    "muon_float32": MUON,
     "soap": SOAP,
+    "soap_2048": SOAP,
     "klsoap": SOAP,
     "klshampoo": SOAP,
     "psgdkron": {**COMMON, **BETAS, "precond_lr": Range(0.01, 1.0)},
