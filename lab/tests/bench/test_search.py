@@ -111,11 +111,11 @@ def test_verdicts_can_fail() -> None:
         "large": {
             "1000": {
                 "sphere": {
-                    "eigenstep-auto": [5, 9, 30, None],
-                    "separable": [6, 20, None, None],
-                    "X": [8, 10, 31, None],
+                    "eigenstep-auto": [[5, 9, 30, None], [5, None, None, None]],
+                    "separable": [[6, 20, None, None], [7, None, None, None]],
+                    "X": [[8, 10, 31, None], [8, None, None, None]],
                 },
-                "other": {"eigenstep-auto": [5, None], "separable": [6, 20], "X": [None, None]},
+                "other": {"eigenstep-auto": [[5, 7], [5, None]], "X": [[None, None], [6, 20]]},
             }
         },
         "noise": {"sphere, noise 1": {"cautious": [1.0, 3.0], "LRA-CMA": [4.0, 4.0]}},

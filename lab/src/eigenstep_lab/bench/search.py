@@ -12,7 +12,7 @@ Parts:
              lines show the best of all algorithms that COCO has collected; cma.fmin_lq_surr2 runs up to 100 d only
   mixed      evaluations to 1e-6 on functions of numbers, integers and categories, against CatCMA with margin
   large      evaluations until the value has fallen to parts of the first one, in 1,000 and 10,000 dimensions, against
-             searches with linear memory; LM-CMA needs pip install --no-deps pypop7==0.0.82
+             searches with linear memory; LM-CMA needs `pip install --no-deps pypop7==0.0.82`
   noise      true values at the center after 8,000 noisy evaluations, against CMA-ES that adapts its learning rate
   overhead   CPU time per evaluation beside the function itself, by dimension, in turns
 
@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--large-dimensions", nargs="+", type=int, choices=list(BUDGETS), default=list(BUDGETS), help="of `large`"
     )
+    parser.add_argument("--large-seeds", type=int, default=3, help="of `large`, from 1 on (default: %(default)s)")
     parser.add_argument("--full", action="store_true", help="BBOB with instances 1 to 15")
     parser.add_argument("--seeds", type=int, default=25, help="of `functions` (default: %(default)s)")
     parser.add_argument("--mixed-seeds", type=int, default=10, help="of `mixed`, from 100 on (default: %(default)s)")
@@ -95,6 +96,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             args.seeds,
             args.mixed_seeds,
             args.noise_seeds,
+            args.large_seeds,
             args.restart_seeds,
             args.restart_budget,
             *args.dimensions,
@@ -185,13 +187,16 @@ def compute_mixed(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def compute_large(args: argparse.Namespace) -> dict[str, Any]:
-    """Return evaluations until parts of the first value, by dimension, function and search; null where not reached."""
+    """Return evaluations until parts of the first value, by dimension, function, search and seed; null: not reached."""
     found: dict[str, Any] = {}
-    jobs = [(d, name, peer) for d in args.large_dimensions for name in LARGE for peer in LARGE_SEARCHES]
-    for d, name, peer in track(jobs, "Large"):
-        path = args.directory / f"large-{peer}-{name.replace(' ', '-')}-d{d}-{BUDGETS[d]}.json"
-        hits = kept(path, lambda d=d, n=name, p=peer: solve_large(p, n, d))
-        found.setdefault(str(d), {}).setdefault(name, {})[peer] = hits
+    seeds = range(1, 1 + args.large_seeds)
+    jobs = [
+        (s, d, name, peer) for s in seeds for d in args.large_dimensions for name in LARGE for peer in LARGE_SEARCHES
+    ]
+    for seed, d, name, peer in track(jobs, "Large"):
+        path = args.directory / f"large-{peer}-{name.replace(' ', '-')}-d{d}-{BUDGETS[d]}-s{seed}.json"
+        hits = kept(path, lambda d=d, n=name, p=peer, s=seed: solve_large(p, n, d, s))
+        found.setdefault(str(d), {}).setdefault(name, {}).setdefault(peer, []).append(hits)
     return found
 
 

@@ -126,7 +126,7 @@ SEARCHES: Mapping[str, Callable[[Counted, Array, int, int], None]] = {
 }
 
 
-def solve_large(search: str, name: str, d: int, seed: int = 1) -> list[float]:
+def solve_large(search: str, name: str, d: int, seed: int) -> list[float]:
     """Return the evaluations until each part of the first value; infinite where it was not reached."""
     budget = BUDGETS[d] * d
     function, start = FUNCTIONS[name](d, seed)

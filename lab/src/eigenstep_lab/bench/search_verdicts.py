@@ -69,17 +69,23 @@ def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
 
 
 def large_verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
-    """Judge searches in large dimensions: at the target where the lead over the best rival is smallest."""
+    """Judge searches in large dimensions: at the seed and target where the lead over the best rival is smallest."""
     claim = "It needs fewer evaluations than searches with linear memory."
     for d, functions in computed.items():
         for name, hits in functions.items():
-            ours = finite(hits["eigenstep-auto"])
-            rivals = [finite(counts) for peer, counts in hits.items() if peer != "eigenstep-auto"]
-            best = [min(counts) for counts in zip(*rivals, strict=True)]
-            ratios = [mine / least for mine, least in zip(ours, best, strict=True) if least < math.inf]
-            where = f"at the worst of {len(ratios)} targets"
+            ratios = [ratio for seed in range(len(hits["eigenstep-auto"])) for ratio in leads(hits, seed)]
+            where = f"at the worst of {len(ratios)} targets and seeds"
             quantity = f"{name}, d = {d}: evaluations, divided by the best rival's, {where}"
             yield Verdict(claim, "auto", quantity, max(ratios), 1.0)
+
+
+def leads(hits: Mapping[str, Any], seed: int) -> list[float]:
+    """Return evaluations of the default, divided by the best rival's, at all targets that a rival has reached."""
+    best = [
+        min(counts) for counts in zip(*(finite(h[seed]) for p, h in hits.items() if p != "eigenstep-auto"), strict=True)
+    ]
+    ours = finite(hits["eigenstep-auto"][seed])
+    return [mine / least for mine, least in zip(ours, best, strict=True) if least < math.inf]
 
 
 def finite(hits: Sequence[float | None]) -> list[float]:
@@ -132,12 +138,14 @@ def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
     for d, functions in computed.get("large", {}).items():
         names = list(next(iter(functions.values())))
         rows = [
-            [name, f"{part:.2g}", *("–" if hits[p][k] is None else f"{hits[p][k]:.0f}" for p in names)]
+            [name, f"{part:.2g}", *("–" if count == math.inf else f"{count:.0f}" for count in counts)]
             for name, hits in functions.items()
             for k, part in enumerate(PARTS)
-            if any(hits[p][k] is not None for p in names)
+            for counts in [[median([run[k] for run in hits[p]]) for p in names]]
+            if min(counts) < math.inf
         ]
-        yield Table(f"{d} dimensions: evaluations until a part of the first value", ["function", "part", *names], rows)
+        title = f"{d} dimensions: median evaluations until a part of the first value"
+        yield Table(title, ["function", "part", *names], rows)
     if "noise" in computed:
         names = list(next(iter(computed["noise"].values())))
         rows = [[n, *(f"{statistics.median(ends[p]):.3g}" for p in names)] for n, ends in computed["noise"].items()]
