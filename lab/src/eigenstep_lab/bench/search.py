@@ -13,6 +13,7 @@ Parts:
   mixed      evaluations to 1e-6 on functions of numbers, integers and categories, against CatCMA with margin
   large      evaluations until the value has fallen to parts of the first one, in 1,000 and 10,000 dimensions, against
              searches with linear memory; LM-CMA needs `pip install --no-deps pypop7==0.0.82`
+  ranked     the same in 1,000 dimensions for searches that see the order of values alone, on more functions
   noise      true values at the center after 8,000 noisy evaluations, against CMA-ES that adapts its learning rate
   overhead   CPU time per evaluation beside the function itself, by dimension, in turns
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ from ..problems.functions import FUNCTIONS
 from ..results import verdict_table
 from .search_bbob import FUNCTIONS as BBOB
 from .search_bbob import run_function, summarize
-from .search_large import BUDGETS, solve_large
+from .search_large import BUDGETS, FIRST_SEED, RANKED, RANKED_SEARCHES, solve_large, solve_ranked
 from .search_large import FUNCTIONS as LARGE
 from .search_large import SEARCHES as LARGE_SEARCHES
 from .search_mixed import FUNCTIONS as MIXED
@@ -47,7 +49,7 @@ from .search_overhead import measure_overhead
 from .search_peers import PEERS, TOLX, Counted
 from .search_verdicts import EASY, TARGET, draw, tables, verdicts
 
-PARTS = ("functions", "restarts", "bbob", "mixed", "large", "noise", "overhead")
+PARTS = ("functions", "restarts", "bbob", "mixed", "large", "ranked", "noise", "overhead")
 HARD = ("Bohachevsky", "Schaffer")
 OVERHEAD_DIMENSIONS = (5, 10, 20, 40, 80, 160, 320, 640)
 
@@ -71,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--large-dimensions", nargs="+", type=int, choices=list(BUDGETS), default=list(BUDGETS), help="of `large`"
     )
-    parser.add_argument("--large-seeds", type=int, default=3, help="of `large`, from 1 on (default: %(default)s)")
+    parser.add_argument("--large-seeds", type=int, default=3, help="of `large` and `ranked` (default: %(default)s)")
     parser.add_argument("--full", action="store_true", help="BBOB with instances 1 to 15")
     parser.add_argument("--seeds", type=int, default=25, help="of `functions` (default: %(default)s)")
     parser.add_argument("--mixed-seeds", type=int, default=10, help="of `mixed`, from 100 on (default: %(default)s)")
@@ -200,6 +202,18 @@ def compute_large(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def compute_ranked(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the same in 1,000 dimensions, by function, search and seed."""
+    found: dict[str, Any] = {}
+    seeds = range(FIRST_SEED, FIRST_SEED + args.large_seeds)
+    jobs = [(s, name, peer) for s in seeds for name in RANKED for peer in RANKED_SEARCHES]
+    for seed, name, peer in track(jobs, "Ranked"):
+        path = args.directory / f"ranked-{peer}-{re.sub('[^a-zA-Z0-9]+', '-', name)}-s{seed}.json"
+        hits = kept(path, lambda n=name, p=peer, s=seed: solve_ranked(p, n, s))
+        found.setdefault(name, {}).setdefault(peer, []).append(hits)
+    return found
+
+
 def compute_noise(args: argparse.Namespace) -> dict[str, Any]:
     """Return true values in the end by function and noise, search and seed."""
     found: dict[str, Any] = {}
@@ -225,6 +239,7 @@ COMPUTE = {
     "bbob": compute_bbob,
     "mixed": compute_mixed,
     "large": compute_large,
+    "ranked": compute_ranked,
     "noise": compute_noise,
     "overhead": compute_overhead,
 }

@@ -11,7 +11,7 @@ from ..lines import look
 from ..plotting import figure, save
 from ..results import Table, Verdict
 from .search_bbob import BUDGET, BUDGETS
-from .search_large import PARTS
+from .search_large import PARTS, RANKED_BUDGET, RANKED_SIZE, TUNED
 from .search_mixed import SEARCHES
 
 EASY = {"Ackley": 0.75, "Griewank": 0.75, "Rosenbrock": 0.95}
@@ -51,6 +51,7 @@ def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
         quantity = f"{len(ratios)} functions: geometric mean of median evaluations, divided by those of CatCMAwM"
         yield Verdict("Categories cost fewer evaluations.", "mixed", quantity, ratio, 1.0)
     yield from large_verdicts(computed.get("large", {}))
+    yield from ranked_verdicts(computed.get("ranked", {}))
     if "noise" in computed:
         ratios = [
             statistics.median(ends["cautious"]) / statistics.median(ends["LRA-CMA"])
@@ -77,6 +78,27 @@ def large_verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
             where = f"at the worst of {len(ratios)} targets and seeds"
             quantity = f"{name}, d = {d}: evaluations, divided by the best rival's, {where}"
             yield Verdict(claim, "auto", quantity, max(ratios), 1.0)
+
+
+def ranked_verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge searches that see the order of values alone, on functions that had no part in choosing constants."""
+    claim = "Of searches with linear memory that see the order of values alone, it needs the fewest evaluations."
+    fresh = {name: hits for name, hits in computed.items() if name not in TUNED}
+    for rival in (name for name in next(iter(fresh.values()), {}) if name != "lowrank"):
+        logs = [math.log(ratio(hits, rival)) for hits in fresh.values()]
+        quantity = f"{len(fresh)} functions, d = {RANKED_SIZE}: geometric mean of evaluations, divided by {rival}'s"
+        yield Verdict(claim, "lowrank", quantity, math.exp(statistics.fmean(logs)), 1.0)
+
+
+def ratio(hits: Mapping[str, Any], rival: str) -> float:
+    """Return the geometric mean, over seeds and targets that one has reached, of evaluations divided by a rival's.
+
+    A search that has not reached a target counts as if it had with the last evaluation, whichever it is.
+    """
+    last = RANKED_BUDGET * RANKED_SIZE
+    runs = zip(hits["lowrank"], hits[rival], strict=True)
+    pairs = [pair for ours, theirs in runs for pair in zip(ours, theirs, strict=True) if pair != (None, None)]
+    return math.exp(statistics.fmean(math.log((a or last) / (b or last)) for a, b in pairs))
 
 
 def leads(hits: Mapping[str, Any], seed: int) -> list[float]:
@@ -136,16 +158,17 @@ def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
         ]
         yield Table("Numbers, integers and categories: median evaluations to 1e-6", ["function", *SEARCHES], rows)
     for d, functions in computed.get("large", {}).items():
-        names = list(next(iter(functions.values())))
+        yield parts_table(f"{d} dimensions: median evaluations until a part of the first value", functions, 1)
+    if "ranked" in computed:
+        title = f"{RANKED_SIZE} dimensions, only the order of values: median evaluations until a part of the first one"
+        yield parts_table(title, computed["ranked"], 2)
+        names = [name for name in next(iter(computed["ranked"].values())) if name != "lowrank"]
         rows = [
-            [name, f"{part:.2g}", *("–" if count == math.inf else f"{count:.0f}" for count in counts)]
-            for name, hits in functions.items()
-            for k, part in enumerate(PARTS)
-            for counts in [[median([run[k] for run in hits[p]]) for p in names]]
-            if min(counts) < math.inf
+            [name, "yes" if name in TUNED else "no", *(f"{ratio(hits, p):.2f}" for p in names)]
+            for name, hits in computed["ranked"].items()
         ]
-        title = f"{d} dimensions: median evaluations until a part of the first value"
-        yield Table(title, ["function", "part", *names], rows)
+        title = "Evaluations of lowrank, divided by those of a rival: geometric mean over targets"
+        yield Table(title, ["function", "used for tuning", *names], rows)
     if "noise" in computed:
         names = list(next(iter(computed["noise"].values())))
         rows = [[n, *(f"{statistics.median(ends[p]):.3g}" for p in names)] for n, ends in computed["noise"].items()]
@@ -156,6 +179,19 @@ def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
             [d, *(f"{times[p]:.1f}" if p in times else "–" for p in names)] for d, times in computed["overhead"].items()
         ]
         yield Table("Microseconds of CPU time per evaluation", ["d", *names], rows, timed=True)
+
+
+def parts_table(title: str, functions: Mapping[str, Any], every: int) -> Table:
+    """Give evaluations until some of the targets."""
+    names = list(next(iter(functions.values())))
+    rows = [
+        [name, f"{part:.2g}", *("–" if count == math.inf else f"{count:.0f}" for count in counts)]
+        for name, hits in functions.items()
+        for k, part in list(enumerate(PARTS))[every - 1 :: every]
+        for counts in [[median([run[k] for run in hits[p]]) for p in names]]
+        if min(counts) < math.inf
+    ]
+    return Table(title, ["function", "part", *names], rows)
 
 
 def bbob_tables(computed: Mapping[str, Any]) -> Iterator[Table]:
