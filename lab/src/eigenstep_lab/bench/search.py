@@ -11,6 +11,8 @@ Parts:
   bbob       24 functions of the COCO platform with IPOP restarts: area under the ECDF of evaluations per target;
              lines show the best of all algorithms that COCO has collected; cma.fmin_lq_surr2 runs up to 100 d only
   mixed      evaluations to 1e-6 on functions of numbers, integers and categories, against CatCMA with margin
+  optuna     evaluations on the same functions until the value has fallen to parts of that in the middle, of at most
+             600, against samplers of Optuna, all in Optuna
   large      evaluations until the value has fallen to parts of the first one, in 1,000 and 10,000 dimensions, against
              searches with linear memory; LM-CMA needs `pip install --no-deps pypop7==0.0.82`
   ranked     the same in 1,000 dimensions for searches that see the order of values alone, on more functions
@@ -41,7 +43,7 @@ from .search_large import BUDGETS, FIRST_SEED, RANKED, RANKED_SEARCHES, solve_la
 from .search_large import FUNCTIONS as LARGE
 from .search_large import SEARCHES as LARGE_SEARCHES
 from .search_mixed import FUNCTIONS as MIXED
-from .search_mixed import SEARCHES, solve_mixed
+from .search_mixed import SAMPLERS, SEARCHES, solve_mixed, solve_trials
 from .search_noise import FUNCTIONS as NOISY
 from .search_noise import NOISE, solve_noisy
 from .search_noise import SEARCHES as NOISY_SEARCHES
@@ -49,7 +51,7 @@ from .search_overhead import measure_overhead
 from .search_peers import PEERS, TOLX, Counted
 from .search_verdicts import EASY, TARGET, draw, tables, verdicts
 
-PARTS = ("functions", "restarts", "bbob", "mixed", "large", "ranked", "noise", "overhead")
+PARTS = ("functions", "restarts", "bbob", "mixed", "optuna", "large", "ranked", "noise", "overhead")
 HARD = ("Bohachevsky", "Schaffer")
 OVERHEAD_DIMENSIONS = (5, 10, 20, 40, 80, 160, 320, 640)
 
@@ -77,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="BBOB with instances 1 to 15")
     parser.add_argument("--seeds", type=int, default=25, help="of `functions` (default: %(default)s)")
     parser.add_argument("--mixed-seeds", type=int, default=10, help="of `mixed`, from 100 on (default: %(default)s)")
+    parser.add_argument("--optuna-seeds", type=int, default=3, help="of `optuna`, from 100 on (default: %(default)s)")
     parser.add_argument("--noise-seeds", type=int, default=5, help="of `noise`, from 100 on (default: %(default)s)")
     parser.add_argument("--restart-seeds", type=int, default=10, help="of `restarts` (default: %(default)s)")
     parser.add_argument(
@@ -99,6 +102,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             args.mixed_seeds,
             args.noise_seeds,
             args.large_seeds,
+            args.optuna_seeds,
             args.restart_seeds,
             args.restart_budget,
             *args.dimensions,
@@ -188,6 +192,17 @@ def compute_mixed(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def compute_optuna(args: argparse.Namespace) -> dict[str, Any]:
+    """Return trials until parts of the value in the middle, by function, sampler and seed; null: not reached."""
+    found: dict[str, Any] = {}
+    seeds = range(100, 100 + args.optuna_seeds)
+    for number, (name, sampler) in enumerate(track([(n, s) for n in MIXED for s in SAMPLERS], "Optuna")):
+        path = args.directory / f"optuna-{sampler}-{number // len(SAMPLERS)}-{args.optuna_seeds}.json"
+        hits = kept(path, lambda n=name, s=sampler, seeds=seeds: [solve_trials(s, n, seed) for seed in seeds])
+        found.setdefault(name, {})[sampler] = hits
+    return found
+
+
 def compute_large(args: argparse.Namespace) -> dict[str, Any]:
     """Return evaluations until parts of the first value, by dimension, function, search and seed; null: not reached."""
     found: dict[str, Any] = {}
@@ -238,6 +253,7 @@ COMPUTE = {
     "restarts": compute_restarts,
     "bbob": compute_bbob,
     "mixed": compute_mixed,
+    "optuna": compute_optuna,
     "large": compute_large,
     "ranked": compute_ranked,
     "noise": compute_noise,

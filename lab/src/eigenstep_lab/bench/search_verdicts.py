@@ -12,7 +12,8 @@ from ..plotting import figure, save
 from ..results import Table, Verdict
 from .search_bbob import BUDGET, BUDGETS
 from .search_large import PARTS, RANKED_BUDGET, RANKED_SIZE, TUNED
-from .search_mixed import SEARCHES
+from .search_mixed import PARTS as MIXED_PARTS
+from .search_mixed import SAMPLERS, SEARCHES, TRIALS
 
 EASY = {"Ackley": 0.75, "Griewank": 0.75, "Rosenbrock": 0.95}
 """Functions that need no restarts, and the share of pycma's evaluations that is allowed."""
@@ -50,6 +51,11 @@ def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
         ratio = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
         quantity = f"{len(ratios)} functions: geometric mean of median evaluations, divided by those of CatCMAwM"
         yield Verdict("Categories cost fewer evaluations.", "mixed", quantity, ratio, 1.0)
+    for rival in SAMPLERS[1:] if "optuna" in computed else ():
+        logs = [math.log(relative(hits, SAMPLERS[0], rival, TRIALS)) for hits in computed["optuna"].values()]
+        quantity = f"{len(logs)} functions, {TRIALS} trials: geometric mean of trials, divided by {rival}'s"
+        value = math.exp(statistics.fmean(logs))
+        yield Verdict("In Optuna it needs fewer trials.", "SpectralSampler", quantity, value, 1.0)
     yield from large_verdicts(computed.get("large", {}))
     yield from ranked_verdicts(computed.get("ranked", {}))
     if "noise" in computed:
@@ -85,20 +91,20 @@ def ranked_verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
     claim = "Of searches with linear memory that see the order of values alone, it needs the fewest evaluations."
     fresh = {name: hits for name, hits in computed.items() if name not in TUNED}
     for rival in (name for name in next(iter(fresh.values()), {}) if name != "lowrank"):
-        logs = [math.log(ratio(hits, rival)) for hits in fresh.values()]
+        logs = [math.log(relative(hits, "lowrank", rival, RANKED_BUDGET * RANKED_SIZE)) for hits in fresh.values()]
         quantity = f"{len(fresh)} functions, d = {RANKED_SIZE}: geometric mean of evaluations, divided by {rival}'s"
         yield Verdict(claim, "lowrank", quantity, math.exp(statistics.fmean(logs)), 1.0)
 
 
-def ratio(hits: Mapping[str, Any], rival: str) -> float:
+def relative(hits: Mapping[str, Any], name: str, rival: str, last: int) -> float:
     """Return the geometric mean, over seeds and targets that one has reached, of evaluations divided by a rival's.
 
-    A search that has not reached a target counts as if it had with the last evaluation, whichever it is.
+    A search that has not reached a target counts as if it had with the last evaluation, whichever it is; if none has
+    been reached, both are alike.
     """
-    last = RANKED_BUDGET * RANKED_SIZE
-    runs = zip(hits["lowrank"], hits[rival], strict=True)
+    runs = zip(hits[name], hits[rival], strict=True)
     pairs = [pair for ours, theirs in runs for pair in zip(ours, theirs, strict=True) if pair != (None, None)]
-    return math.exp(statistics.fmean(math.log((a or last) / (b or last)) for a, b in pairs))
+    return math.exp(statistics.fmean([math.log((a or last) / (b or last)) for a, b in pairs] or [0.0]))
 
 
 def leads(hits: Mapping[str, Any], seed: int) -> list[float]:
@@ -157,14 +163,18 @@ def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
             for name, hits in computed["mixed"].items()
         ]
         yield Table("Numbers, integers and categories: median evaluations to 1e-6", ["function", *SEARCHES], rows)
+    if "optuna" in computed:
+        title = "The same in Optuna: median trials until a part of the value in the middle"
+        yield parts_table(title, computed["optuna"], MIXED_PARTS, 2)
     for d, functions in computed.get("large", {}).items():
-        yield parts_table(f"{d} dimensions: median evaluations until a part of the first value", functions, 1)
+        yield parts_table(f"{d} dimensions: median evaluations until a part of the first value", functions, PARTS)
     if "ranked" in computed:
         title = f"{RANKED_SIZE} dimensions, only the order of values: median evaluations until a part of the first one"
-        yield parts_table(title, computed["ranked"], 2)
+        yield parts_table(title, computed["ranked"], PARTS, 2)
         names = [name for name in next(iter(computed["ranked"].values())) if name != "lowrank"]
+        last = RANKED_BUDGET * RANKED_SIZE
         rows = [
-            [name, "yes" if name in TUNED else "no", *(f"{ratio(hits, p):.2f}" for p in names)]
+            [name, "yes" if name in TUNED else "no", *(f"{relative(hits, 'lowrank', p, last):.2f}" for p in names)]
             for name, hits in computed["ranked"].items()
         ]
         title = "Evaluations of lowrank, divided by those of a rival: geometric mean over targets"
@@ -181,13 +191,13 @@ def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
         yield Table("Microseconds of CPU time per evaluation", ["d", *names], rows, timed=True)
 
 
-def parts_table(title: str, functions: Mapping[str, Any], every: int) -> Table:
-    """Give evaluations until some of the targets."""
+def parts_table(title: str, functions: Mapping[str, Any], parts: Sequence[float], every: int = 1) -> Table:
+    """Give evaluations until all or every so many of the targets."""
     names = list(next(iter(functions.values())))
     rows = [
         [name, f"{part:.2g}", *("–" if count == math.inf else f"{count:.0f}" for count in counts)]
         for name, hits in functions.items()
-        for k, part in list(enumerate(PARTS))[every - 1 :: every]
+        for k, part in list(enumerate(parts))[every - 1 :: every]
         for counts in [[median([run[k] for run in hits[p]]) for p in names]]
         if min(counts) < math.inf
     ]
