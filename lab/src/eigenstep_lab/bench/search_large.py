@@ -85,7 +85,7 @@ RANKED: Mapping[str, Callable[[int, int], Problem]] = {
     "edges": partial(convex, form="edges", turned=False),
     "rotated ellipsoid, noise 1 %": partial(convex, form="ellipsoid", noise=0.01),
 }
-RANKED_SIZE, RANKED_BUDGET, FIRST_SEED = 1000, 40, 11
+RANKED_SIZE, RANKED_BUDGET, FIRST_SEED = 1000, 30, 11
 
 
 def eigenstep(function: Counted, start: Array, budget: int, seed: int, method: str) -> None:
