@@ -6,9 +6,9 @@ CMA-ES's rank-one update. In coordinates divided by ``D^1/2`` the average of old
 
     A = (1 - c) (I + V^T Diag(exp v - 1) V) + c p p^T
 
-where ``p`` is the path of the mean. Of the ``k + 1`` directions in which ``A`` is no multiple of the identity, the one
-that is most like the others is given up, and all that is left counts as their mean. ``D`` follows the samples' squares.
-A direction along few coordinates is better described by their scales: these slowly take over what ``V`` says of them.
+where ``p`` is the path of the mean. Of the ``k + 1`` directions in which ``A`` is no multiple of the identity, the
+shortest, which is most like the rest, is given up, and the rest has the mean of what is left. ``D`` follows the squares
+of samples. What ``V`` says of few coordinates is better described by their scales, which slowly take it over.
 
 In many dimensions a sample is good or bad mostly by where it lies along the slope. So bad samples tell as much as good
 ones, and have the same weights with another sign (Arnold, 2006); mirrored samples would tell nothing new. And the step
@@ -117,18 +117,16 @@ class LowRankGaussian:
         return replace(self, sigma=sigma, log_scales=log_scales, path=path, directions=directions)
 
     def _turned(self, rate: float) -> LowRankGaussian:
-        """Average with the path's outer product, and keep the directions that differ most from the rest."""
+        """Average with the path's outer product, and keep the longest directions."""
         k, d = self.directions.shape
         rows = np.concatenate([self.directions, self.path[None]])
         weights = np.append((1 - rate) * np.expm1(self.log_eigs), rate)
         basis, triangle = np.linalg.qr(rows.T)
         found, turn = np.linalg.eigh((triangle * weights) @ triangle.T)
-        eigs = np.maximum(1 - rate + found, 1e-300)
-        order = np.argsort(-np.abs(np.log(eigs / (1 - rate))))
-        kept, given_up = order[:k], order[k:]
-        rest = ((1 - rate) * (d - k - 1) + eigs[given_up].sum()) / (d - k)
-        log_eigs = np.clip(np.log(eigs[kept] / rest), -MAX_LOG_EIGS, MAX_LOG_EIGS)
-        return replace(self, directions=(basis @ turn[:, kept]).T, log_eigs=log_eigs)
+        eigs = 1 - rate + np.maximum(found, 0.0)
+        rest = ((1 - rate) * (d - k - 1) + eigs[0]) / (d - k)  # eigenvalues rise, and the first one is given up
+        log_eigs = np.clip(np.log(eigs[1:] / rest), 0.0, MAX_LOG_EIGS)
+        return replace(self, directions=(basis @ turn[:, 1:]).T, log_eigs=log_eigs)
 
     def _diagonal(self) -> Array:
         """Return the variances in coordinates divided by ``D^1/2``."""
