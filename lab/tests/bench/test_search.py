@@ -94,6 +94,7 @@ def test_command_on_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (tmp_path / "p.png").stat().st_size > 1000
 
 
+@pytest.mark.filterwarnings("ignore:Argument ``with_margin``")
 def test_large_dimensions_and_optuna_on_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("cma", "cmaes", "crfmnes", "pypop7", "scipy"):
         pytest.importorskip(package)
