@@ -53,10 +53,10 @@ $(VENV)/.has-torch: constraints.txt
 	@touch $@
 
 # The laboratory, which provides the command line, with everything that it compares with. What laplace-torch asks for
-# would pull torchvision, of which it needs nothing.
+# would pull torchvision, and pypop7 a hundred packages, of which they need nothing.
 $(VENV)/.has-lab: $(VENV)/.has-search lab/pyproject.toml
 	$(PIP) --editable "lab[peers]"
-	$(PIP) --no-deps laplace-torch curvlinops-for-pytorch backpack-for-pytorch asdfghjkl einconv unfoldNd
+	$(PIP) --no-deps laplace-torch curvlinops-for-pytorch backpack-for-pytorch asdfghjkl einconv unfoldNd pypop7
 	@touch $@
 
 # Trainers; some would pull torchvision or CUDA kernels, of which their optimizers need nothing.

@@ -21,7 +21,7 @@ SOURCES = {
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
 LINES_OF_THE_LIBRARY, LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 9_500, 400, 60
-ADDITIONS = {"search": 900, "posterior": 700}
+ADDITIONS = {"search": 1060, "posterior": 700}
 """Lines that capabilities of their own may take on top: descents, models, categories and large dimensions; draws."""
 INSTALLED_APART = {
     "eigenstep.integrations.axolotl",

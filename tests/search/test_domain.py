@@ -68,7 +68,7 @@ def test_the_map_is_smooth_up_to_the_bounds_and_encode_inverts_it() -> None:
     np.testing.assert_allclose(made.encode(x), u, atol=1e-7)
 
 
-@pytest.mark.parametrize("method", ["spectral", "separable", PaperNES])
+@pytest.mark.parametrize("method", ["spectral", "separable", "lowrank", PaperNES])
 def test_a_mean_beyond_a_wall_and_its_mirror_image_are_the_same_search(method: str) -> None:
     """Folding changes the coordinates of the Gaussian, not the points that it samples."""
     made = domain([(0, 2), (None, None), (None, 1)])
@@ -79,14 +79,14 @@ def test_a_mean_beyond_a_wall_and_its_mirror_image_are_the_same_search(method: s
     outside = outside.reflected(np.array([2.5, 0.3, 2.3]), np.zeros(3, dtype=bool))
     mean, flipped = made.fold(outside.mean)
     inside = outside.reflected(mean, flipped)
-    if method == "separable":
+    if method in ("separable", "lowrank"):
         signs = np.where(flipped, -1.0, 1.0)
         np.testing.assert_allclose(made.decode(inside.sample(signs * z)), made.decode(outside.sample(z)), atol=1e-14)
     else:
         np.testing.assert_allclose(made.decode(inside.sample(z)), made.decode(outside.sample(z)), atol=1e-14)
 
 
-@pytest.mark.parametrize("method", ["spectral", "separable"])
+@pytest.mark.parametrize("method", ["spectral", "separable", "lowrank"])
 @pytest.mark.parametrize(
     ("target", "bounds"),
     [(np.full(5, 3.0), (-1, 1)), (np.array([3.0, 0, -3, 0.5, 9]), (-1, 1)), (np.full(5, -2.0), (0, None))],

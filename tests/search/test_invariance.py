@@ -25,7 +25,7 @@ def run(method: str, function: Callable[[Array], Array], x0: Array, generations:
     return seen
 
 
-@pytest.mark.parametrize("method", ["spectral", "separable", "cautious", PaperNES])
+@pytest.mark.parametrize("method", ["spectral", "separable", "lowrank", "cautious", PaperNES])
 @pytest.mark.parametrize(
     "transform",
     [np.log1p, lambda f: 1e200 * f, lambda f: -np.exp(-1e-3 * f), lambda f: f**3 - 1e6],

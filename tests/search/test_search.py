@@ -14,7 +14,7 @@ from eigenstep_lab.baselines.paper_nes import PaperNES, usual_population
 
 from .problems import Array, ellipsoid, rastrigin, rosenbrock, sphere
 
-METHODS = ("spectral", "separable", PaperNES)
+METHODS = ("spectral", "separable", "lowrank", PaperNES)
 
 
 @pytest.mark.parametrize("method", METHODS)

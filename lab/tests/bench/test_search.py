@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from eigenstep_lab import cli
-from eigenstep_lab.bench import search, search_bbob, search_verdicts
+from eigenstep_lab.bench import search, search_bbob, search_large, search_mixed, search_verdicts
+from eigenstep_lab.bench.search_mixed import SAMPLERS
 from eigenstep_lab.bench.search_peers import PEERS, TOLX, Counted, Over
 from eigenstep_lab.console import UserError
 from search.problems import sphere
@@ -93,6 +94,34 @@ def test_command_on_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (tmp_path / "p.png").stat().st_size > 1000
 
 
+@pytest.mark.filterwarnings("ignore:Argument ``with_margin``")
+def test_large_dimensions_and_optuna_on_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("cma", "cmaes", "crfmnes", "pypop7", "scipy"):
+        pytest.importorskip(package)
+    monkeypatch.setattr(search_large, "RANKED_SIZE", 6)
+    monkeypatch.setattr(search_mixed, "TRIALS", 8)
+    monkeypatch.setattr(search, "MIXED", ["sphere"])
+    options = ["--parts", "ranked", "optuna", "--large-seeds", "1", "--optuna-seeds", "1"]
+    places = ["--directory", str(tmp_path), "--plot", str(tmp_path / "p.png"), "--json", str(tmp_path / "r.json")]
+    assert cli.main(["bench", "search", *options, *places]) == 0
+    result = json.loads((tmp_path / "r.json").read_text())["result"]
+    assert set(result["ranked"]) == set(search_large.RANKED)
+    assert all(set(hits) == set(search_large.RANKED_SEARCHES) for hits in result["ranked"].values())
+    assert set(result["optuna"]["sphere"]) == set(SAMPLERS) == set(search_mixed.samplers(0))
+    assert len(result["verdicts"]) == 4 + 3
+
+
+@pytest.mark.parametrize("name", search_large.RANKED)
+def test_large_functions_are_zero_at_the_origin_alone(name: str) -> None:
+    pytest.importorskip("scipy")
+    d = 8
+    function, start = search_large.RANKED[name](d, 1)
+    best = np.ones(d) if name == "Rosenbrock" else np.zeros(d)
+    assert function(best) == pytest.approx(0.0, abs=1e-12)
+    assert function(best + 1e-3 * (start - best)) > 1e-14
+    assert function(start) > 1e-3
+
+
 def bbob(ours: float, pycma: float, cmaes: float) -> dict[str, Any]:
     areas = {"eigenstep": ours, "pycma": pycma, "cmaes": cmaes}
     return {p: {"area": a, "functions": {"1": a, "2": 0.5}, "instances": "1-5"} for p, a in areas.items()}
@@ -111,17 +140,23 @@ def test_verdicts_can_fail() -> None:
         "large": {
             "1000": {
                 "sphere": {
-                    "eigenstep-auto": [5, 9, 30, None],
-                    "separable": [6, 20, None, None],
-                    "X": [8, 10, 31, None],
+                    "eigenstep-auto": [[5, 9, 30, None], [5, None, None, None]],
+                    "separable": [[6, 20, None, None], [7, None, None, None]],
+                    "X": [[8, 10, 31, None], [8, None, None, None]],
                 },
-                "other": {"eigenstep-auto": [5, None], "separable": [6, 20], "X": [None, None]},
+                "other": {"eigenstep-auto": [[5, 7], [5, None]], "X": [[None, None], [6, 20]]},
             }
         },
+        "ranked": {
+            "ellipsoid": {"lowrank": [[None]], "X": [[1]], "Y": [[1]]},  # had a part in tuning, and does not count
+            "edges": {"lowrank": [[5, 30, None]], "X": [[10, 40, None]], "Y": [[4, None, None]]},
+            "powers": {"lowrank": [[5, None, None]], "X": [[10, None, None]], "Y": [[5, 20, None]]},
+        },
+        "optuna": {"sphere": {name: [[10 * k + 10, None]] for k, name in enumerate(SAMPLERS)}},
         "noise": {"sphere, noise 1": {"cautious": [1.0, 3.0], "LRA-CMA": [4.0, 4.0]}},
     }
     found = {
-        v.quantity.split(":")[0] + (" cmaes" if "cmaes" in v.quantity else ""): v
+        v.quantity.split(":")[0] + next((f" {p}" for p in ("cmaes", "X", "Y") if f" {p}" in v.quantity), ""): v
         for v in search_verdicts.verdicts(computed)
     }
     assert {name: v.holds for name, v in found.items()} == {
@@ -136,7 +171,13 @@ def test_verdicts_can_fail() -> None:
         "sphere, d = 1000": True,
         "other, d = 1000": False,
         "1 noisy functions": True,
+        "2 functions, d = 1000 X": True,
+        "2 functions, d = 1000 Y": False,
+        "1 functions, 600 trials": True,
     }
+    last = search_large.RANKED_BUDGET * search_large.RANKED_SIZE
+    edges, powers = 5 / 4 * 30 / last, last / 20  # geometric means are over targets, then over functions
+    assert found["2 functions, d = 1000 Y"].value == pytest.approx((edges * powers) ** 0.25)
     assert found["sphere, d = 1000"].value == pytest.approx(30 / 31)
     assert found["Ackley, d = 10"].value == pytest.approx(0.7)
     assert search_verdicts.worse(computed["bbob"]["dimensions"]["5"], "cmaes") == []

@@ -44,6 +44,22 @@ def test_the_same_seed_gives_the_same_trials() -> None:
     assert best(SpectralSampler(seed=5), 40) == best(SpectralSampler(seed=5), 40)
 
 
+@pytest.mark.parametrize("startup", [1, 4])
+def test_it_starts_in_the_middle_or_at_the_best_of_several(startup: int) -> None:
+    study = optuna.create_study(sampler=SpectralSampler(seed=1, startup=startup))
+    study.optimize(objective, n_trials=startup + 1)
+    search = study.sampler._search
+    assert search is not None
+    names, start = list(study.sampler._axes), np.asarray(search.mean)
+    best = min(study.trials[:startup], key=lambda trial: trial.value).params
+    # Logarithms of rates from 1e-5 to 1, nine numbers of layers, eight widths; the first mean of categories is any.
+    middle = {"x": 0.0, "rate": 0.5 * math.log(1e-5), "layers": 4.0, "width": 3.0}
+    for name, axis in study.sampler._axes.items():
+        if name != "kind":
+            want = middle[name] if startup == 1 else axis.encode(best[name])
+            assert start[names.index(name)] == pytest.approx(want)
+
+
 def test_maximization_failures_pruning_and_threads() -> None:
     def fun(trial: Any) -> float:
         x, y = trial.suggest_float("x", -5, 5), trial.suggest_float("y", -5, 5)

@@ -12,6 +12,7 @@ from .categories import Mixed
 from .cautious import CautiousGaussian
 from .descent import Descent, LimitedDescent
 from .domain import Domain
+from .lowrank import LowRankGaussian
 from .spectral import Begin, SpectralGaussian
 from .surrogate import Modeled
 
@@ -20,6 +21,7 @@ SMALL = 22  # Up to here, a full quadratic model can be fitted within a millisec
 METHODS: Mapping[str, Begin] = {
     "spectral": SpectralGaussian.start,
     "separable": partial(SpectralGaussian.start, separable=True),
+    "lowrank": LowRankGaussian.start,
     "surrogate": Modeled.start,
     "cautious": CautiousGaussian.start,
 }
@@ -56,7 +58,7 @@ class Choice:
                 descend = partial((LimitedDescent if d > LARGE else Descent).begin, tolfun=tolfun)
             # Float32 has no slopes, but a model may know the way; elsewhere it has not been found to help.
             model = d <= SMALL and found[:1] == ["points are not in double precision"]
-            method = "separable" if d > LARGE else "surrogate" if model else "spectral"
+            method = "lowrank" if d > LARGE else "surrogate" if model else "spectral"
             reasons = [
                 f"no descent, because {found[0]}" if found else "a descent, in case values are smooth",
                 f"the method {method!r}, because there are {d} coordinates",

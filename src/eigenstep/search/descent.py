@@ -252,6 +252,7 @@ class Descent:
 MEMORY = 16  # Moves that are remembered in large dimensions
 BLOCK = 20  # Slopes measured at once there
 BLOCKS, SWEEPS = 20, 2  # Into how many the coordinates are divided for the first moves, and how often it goes through
+FLAT_BLOCKS = 2  # Blocks without any slope, before the first move, that are taken for steps of a function
 
 
 @dataclass(frozen=True)
@@ -301,6 +302,8 @@ class LimitedDescent(Descent):
         block = np.zeros_like(slope)
         block[first:last] = slope[first:last]
         state = super()._measured(block)
+        if not block.any() and not self.moves and self.swept + 1 >= FLAT_BLOCKS:
+            return state
         if state.over == "converged" or not block.any():  # nothing to gain in this block: on to the next one
             return replace(self, swept=self.swept + 1)
         return state

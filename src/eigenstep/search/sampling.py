@@ -16,18 +16,22 @@ from ..core.numpy_twin import Array
 
 
 def mirrored_orthogonal(rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int) -> Array:
-    """Return samples ``z`` and ``-z`` whose directions are orthogonal, as far as ``d`` of them can be.
+    """Return orthogonal samples ``z`` and ``-z``; an odd population has one without a mirror image."""
+    z = orthogonal(rng, batch, (population + 1) // 2, d)
+    return np.concatenate([z, -z], -2)[..., :population, :]
+
+
+def orthogonal(rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int) -> Array:
+    """Return samples whose directions are orthogonal, as far as ``d`` of them can be.
 
     Each sample alone is standard normal: its direction is uniform, and it keeps the length that it was drawn with.
-    An odd population has one sample without a mirror image.
     """
-    half = (population + 1) // 2
-    z = rng.standard_normal((*batch, half, d))
+    z = rng.standard_normal((*batch, population, d))
     lengths = np.sqrt((z * z).sum(-1, keepdims=True))
-    for start in range(0, half, d):
+    for start in range(0, population, d):
         block = slice(start, start + d)
         z[..., block, :] = orthonormal_rows(z[..., block, :]) * lengths[..., block, :]
-    return np.concatenate([z, -z], -2)[..., :population, :]
+    return z
 
 
 def orthonormal_rows(z: Array) -> Array:

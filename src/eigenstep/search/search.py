@@ -60,9 +60,9 @@ class Search:
             sigma0: how far from ``x0`` to look at first, one standard deviation or one for each coordinate: a third of
                 the distance to where the minimum might be.
             method: "spectral" sees only the order of values and learns all correlations, "surrogate" has a quadratic
-                model beside it, "separable" learns scales alone, "cautious" is for noise; "auto", the default of
-                ``minimize``, is one of them after a descent along slopes, wherever values may be smooth. Or a function
-                ``method(mean, sigma)`` that returns a ``Distribution``, or a class with such a constructor, ``start``.
+                model beside it, "separable" learns scales alone, "lowrank" also a few directions, "cautious" is for
+                noise; "auto", the default of ``minimize``, is one of them after a descent where values may be smooth.
+                Or a function ``method(mean, sigma)`` that returns a ``Distribution``, or a class with such a ``start``.
             population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number. More search
                 more globally.
             bounds: ``(lower, upper)``, numbers or vectors or ``None``, or one such pair for each coordinate.

@@ -11,8 +11,11 @@ Parts:
   bbob       24 functions of the COCO platform with IPOP restarts: area under the ECDF of evaluations per target;
              lines show the best of all algorithms that COCO has collected; cma.fmin_lq_surr2 runs up to 100 d only
   mixed      evaluations to 1e-6 on functions of numbers, integers and categories, against CatCMA with margin
+  optuna     evaluations on the same functions until the value has fallen to parts of that in the middle, of at most
+             600, against samplers of Optuna, all in Optuna
   large      evaluations until the value has fallen to parts of the first one, in 1,000 and 10,000 dimensions, against
-             searches with linear memory; LM-CMA needs pip install --no-deps pypop7==0.0.82
+             searches with linear memory; LM-CMA needs `pip install --no-deps pypop7==0.0.82`
+  ranked     the same in 1,000 dimensions for searches that see the order of values alone, on more functions
   noise      true values at the center after 8,000 noisy evaluations, against CMA-ES that adapts its learning rate
   overhead   CPU time per evaluation beside the function itself, by dimension, in turns
 
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,11 +39,11 @@ from ..problems.functions import FUNCTIONS
 from ..results import verdict_table
 from .search_bbob import FUNCTIONS as BBOB
 from .search_bbob import run_function, summarize
-from .search_large import BUDGETS, solve_large
+from .search_large import BUDGETS, FIRST_SEED, RANKED, RANKED_SEARCHES, solve_large, solve_ranked
 from .search_large import FUNCTIONS as LARGE
 from .search_large import SEARCHES as LARGE_SEARCHES
 from .search_mixed import FUNCTIONS as MIXED
-from .search_mixed import SEARCHES, solve_mixed
+from .search_mixed import SAMPLERS, SEARCHES, solve_mixed, solve_trials
 from .search_noise import FUNCTIONS as NOISY
 from .search_noise import NOISE, solve_noisy
 from .search_noise import SEARCHES as NOISY_SEARCHES
@@ -47,7 +51,7 @@ from .search_overhead import measure_overhead
 from .search_peers import PEERS, TOLX, Counted
 from .search_verdicts import EASY, TARGET, draw, tables, verdicts
 
-PARTS = ("functions", "restarts", "bbob", "mixed", "large", "noise", "overhead")
+PARTS = ("functions", "restarts", "bbob", "mixed", "optuna", "large", "ranked", "noise", "overhead")
 HARD = ("Bohachevsky", "Schaffer")
 OVERHEAD_DIMENSIONS = (5, 10, 20, 40, 80, 160, 320, 640)
 
@@ -71,9 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--large-dimensions", nargs="+", type=int, choices=list(BUDGETS), default=list(BUDGETS), help="of `large`"
     )
+    parser.add_argument("--large-seeds", type=int, default=3, help="of `large` and `ranked` (default: %(default)s)")
     parser.add_argument("--full", action="store_true", help="BBOB with instances 1 to 15")
     parser.add_argument("--seeds", type=int, default=25, help="of `functions` (default: %(default)s)")
     parser.add_argument("--mixed-seeds", type=int, default=10, help="of `mixed`, from 100 on (default: %(default)s)")
+    parser.add_argument("--optuna-seeds", type=int, default=3, help="of `optuna`, from 100 on (default: %(default)s)")
     parser.add_argument("--noise-seeds", type=int, default=5, help="of `noise`, from 100 on (default: %(default)s)")
     parser.add_argument("--restart-seeds", type=int, default=10, help="of `restarts` (default: %(default)s)")
     parser.add_argument(
@@ -95,6 +101,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             args.seeds,
             args.mixed_seeds,
             args.noise_seeds,
+            args.large_seeds,
+            args.optuna_seeds,
             args.restart_seeds,
             args.restart_budget,
             *args.dimensions,
@@ -184,14 +192,40 @@ def compute_mixed(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def compute_large(args: argparse.Namespace) -> dict[str, Any]:
-    """Return evaluations until parts of the first value, by dimension, function and search; null where not reached."""
+def compute_optuna(args: argparse.Namespace) -> dict[str, Any]:
+    """Return trials until parts of the value in the middle, by function, sampler and seed; null: not reached."""
     found: dict[str, Any] = {}
-    jobs = [(d, name, peer) for d in args.large_dimensions for name in LARGE for peer in LARGE_SEARCHES]
-    for d, name, peer in track(jobs, "Large"):
-        path = args.directory / f"large-{peer}-{name.replace(' ', '-')}-d{d}-{BUDGETS[d]}.json"
-        hits = kept(path, lambda d=d, n=name, p=peer: solve_large(p, n, d))
-        found.setdefault(str(d), {}).setdefault(name, {})[peer] = hits
+    seeds = range(100, 100 + args.optuna_seeds)
+    for number, (name, sampler) in enumerate(track([(n, s) for n in MIXED for s in SAMPLERS], "Optuna")):
+        path = args.directory / f"optuna-{sampler}-{number // len(SAMPLERS)}-{args.optuna_seeds}.json"
+        hits = kept(path, lambda n=name, s=sampler, seeds=seeds: [solve_trials(s, n, seed) for seed in seeds])
+        found.setdefault(name, {})[sampler] = hits
+    return found
+
+
+def compute_large(args: argparse.Namespace) -> dict[str, Any]:
+    """Return evaluations until parts of the first value, by dimension, function, search and seed; null: not reached."""
+    found: dict[str, Any] = {}
+    seeds = range(1, 1 + args.large_seeds)
+    jobs = [
+        (s, d, name, peer) for s in seeds for d in args.large_dimensions for name in LARGE for peer in LARGE_SEARCHES
+    ]
+    for seed, d, name, peer in track(jobs, "Large"):
+        path = args.directory / f"large-{peer}-{name.replace(' ', '-')}-d{d}-{BUDGETS[d]}-s{seed}.json"
+        hits = kept(path, lambda d=d, n=name, p=peer, s=seed: solve_large(p, n, d, s))
+        found.setdefault(str(d), {}).setdefault(name, {}).setdefault(peer, []).append(hits)
+    return found
+
+
+def compute_ranked(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the same in 1,000 dimensions, by function, search and seed."""
+    found: dict[str, Any] = {}
+    seeds = range(FIRST_SEED, FIRST_SEED + args.large_seeds)
+    jobs = [(s, name, peer) for s in seeds for name in RANKED for peer in RANKED_SEARCHES]
+    for seed, name, peer in track(jobs, "Ranked"):
+        path = args.directory / f"ranked-{peer}-{re.sub('[^a-zA-Z0-9]+', '-', name)}-s{seed}.json"
+        hits = kept(path, lambda n=name, p=peer, s=seed: solve_ranked(p, n, s))
+        found.setdefault(name, {}).setdefault(peer, []).append(hits)
     return found
 
 
@@ -219,7 +253,9 @@ COMPUTE = {
     "restarts": compute_restarts,
     "bbob": compute_bbob,
     "mixed": compute_mixed,
+    "optuna": compute_optuna,
     "large": compute_large,
+    "ranked": compute_ranked,
     "noise": compute_noise,
     "overhead": compute_overhead,
 }

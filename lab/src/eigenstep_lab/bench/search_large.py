@@ -1,8 +1,9 @@
 """Functions of thousands of coordinates, and searches whose memory is linear in them.
 
-The ellipsoid is turned by signs, a permutation and a cosine transform: a dense rotation that needs no matrix. Searches
+Functions are turned by signs, a permutation and a cosine transform: a dense rotation that needs no matrix. Searches
 are compared by evaluations until the value has fallen to parts of the first one. Budgets are small, because a run to
-the minimum takes peers tens of millions of evaluations.
+the minimum takes peers tens of millions of evaluations. ``FUNCTIONS`` are those on which the default of ``minimize`` is
+compared, which may use slopes; ``RANKED`` those for searches that see the order of values alone.
 """
 
 from __future__ import annotations
@@ -30,21 +31,33 @@ PARTS = [10.0 ** (-k / 2) for k in range(1, 25)]
 SIGMA, CONDITION = 0.5, 1e6
 
 
-def rotated_ellipsoid(d: int, seed: int) -> tuple[Callable[[Array], float], Array]:
-    """Return the function, and where to start."""
+Problem = tuple[Callable[[Array], float], Array]
+"""A function, and where to start."""
+
+
+def convex(d: int, seed: int, form: str, turned: bool = True, noise: float = 0.0) -> Problem:
+    """Return a sum of powers of coordinates, in the coordinates of a random rotation or not, maybe with noise."""
     dct = require_peer("scipy.fft").dct
     rng = np.random.default_rng(seed)
     before, after = rng.choice([-1.0, 1.0], (2, d))
-    order, scales = rng.permutation(d), CONDITION ** (np.arange(d) / (d - 1))
+    order, at = rng.permutation(d), np.arange(d) / (d - 1)
+    scales, powers = {
+        "ellipsoid": (CONDITION**at, 2.0),
+        "cigar": (np.where(at == 0, 1.0, CONDITION), 2.0),
+        "discus": (np.where(at == 0, CONDITION, 1.0), 2.0),
+        "powers": (1.0, 2 + 4 * at),
+        "edges": (CONDITION ** (at / 2), 1.0),
+    }[form]
 
     def function(x: Array) -> float:
-        turned = after * dct((before * x)[order], norm="ortho")
-        return float((scales * turned * turned).sum())
+        y = after * dct((before * x)[order], norm="ortho") if turned else x[order]
+        value = float((scales * np.abs(y) ** powers).sum())
+        return value * (1 + noise * float(rng.standard_normal())) if noise else value
 
     return function, rng.uniform(-1, 1, d)
 
 
-def rosenbrock(d: int, seed: int) -> tuple[Callable[[Array], float], Array]:
+def rosenbrock(d: int, seed: int) -> Problem:
     """Return the function, and where to start."""
 
     def function(x: Array) -> float:
@@ -53,7 +66,26 @@ def rosenbrock(d: int, seed: int) -> tuple[Callable[[Array], float], Array]:
     return function, np.random.default_rng(seed).uniform(-2, 2, d)
 
 
-FUNCTIONS = {"rotated ellipsoid": rotated_ellipsoid, "Rosenbrock": rosenbrock}
+FUNCTIONS: Mapping[str, Callable[[int, int], Problem]] = {
+    "rotated ellipsoid": partial(convex, form="ellipsoid"),
+    "Rosenbrock": rosenbrock,
+}
+TUNED: Mapping[str, Callable[[int, int], Problem]] = {
+    **FUNCTIONS,
+    "ellipsoid": partial(convex, form="ellipsoid", turned=False),
+    "rotated cigar": partial(convex, form="cigar"),
+}
+"""Functions that had a part in choosing the constants of ``lowrank``, with another seed."""
+RANKED: Mapping[str, Callable[[int, int], Problem]] = {
+    **TUNED,
+    "rotated discus": partial(convex, form="discus"),
+    "rotated powers": partial(convex, form="powers"),
+    "powers": partial(convex, form="powers", turned=False),
+    "rotated edges": partial(convex, form="edges"),
+    "edges": partial(convex, form="edges", turned=False),
+    "rotated ellipsoid, noise 1 %": partial(convex, form="ellipsoid", noise=0.01),
+}
+RANKED_SIZE, RANKED_BUDGET, FIRST_SEED = 1000, 30, 11
 
 
 def eigenstep(function: Counted, start: Array, budget: int, seed: int, method: str) -> None:
@@ -126,13 +158,29 @@ SEARCHES: Mapping[str, Callable[[Counted, Array, int, int], None]] = {
 }
 
 
-def solve_large(search: str, name: str, d: int, seed: int = 1) -> list[float]:
+RANKED_SEARCHES: Mapping[str, Callable[[Counted, Array, int, int], None]] = {
+    "lowrank": partial(eigenstep, method="lowrank"),
+    **{name: search for name, search in SEARCHES.items() if name != "eigenstep-auto"},
+}
+"""Searches that see the order of values alone."""
+
+
+def solve_large(search: str, name: str, d: int, seed: int) -> list[float]:
     """Return the evaluations until each part of the first value; infinite where it was not reached."""
-    budget = BUDGETS[d] * d
-    function, start = FUNCTIONS[name](d, seed)
+    return _solve(SEARCHES[search], FUNCTIONS[name](d, seed), BUDGETS[d] * d, seed)
+
+
+def solve_ranked(search: str, name: str, seed: int) -> list[float]:
+    """Return the same for searches that see the order of values alone."""
+    problem = RANKED[name](RANKED_SIZE, seed)
+    return _solve(RANKED_SEARCHES[search], problem, RANKED_BUDGET * RANKED_SIZE, seed)
+
+
+def _solve(search: Callable[[Counted, Array, int, int], None], problem: Problem, budget: int, seed: int) -> list[float]:
+    function, start = problem
     first = function(start)
     counted = Counted(function, [part * first for part in PARTS], budget)
     with contextlib.suppress(Over), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        SEARCHES[search](counted, start, budget, seed)
+        search(counted, start, budget, seed)
     return counted.hits

@@ -1,16 +1,19 @@
-"""Functions of numbers, integers and categories, and what eigenstep and CatCMA with margin need to minimize them.
+"""Functions of numbers, integers and categories, and what eigenstep, CatCMA and samplers of Optuna need for them.
 
 Each has five numbers in [-5, 5], five integers from -10 to 10 and five categories of five values; the least value is 0,
 at a place that depends on the seed. Categories count as right or wrong, in any order; where they lead, only those
-before the first wrong one count.
+before the first wrong one count. Optuna's samplers take milliseconds for each evaluation and are made for few: with
+these, all run for ``TRIALS`` evaluations, and are compared at parts of the value in the middle of the space.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +25,8 @@ from .search_peers import Array, Counted, Over
 
 SIZE, VALUES = 5, 5
 TARGET = 1e-6
-BUDGET = 20_000
+BUDGET, TRIALS = 20_000, 600
+PARTS = [10.0 ** (-k / 2) for k in range(1, 17)]
 Mixed = Callable[[Array, Array, NDArray[np.bool_]], float]
 """``f(x, z, right)``: distances of numbers and integers from the best ones, and which categories are right."""
 
@@ -74,13 +78,15 @@ FUNCTIONS: Mapping[str, Mixed] = {
 class Problem:
     """One function with its best point, which counts evaluations."""
 
-    def __init__(self, name: str, seed: int) -> None:
-        """Choose the best point at random."""
+    def __init__(self, name: str, seed: int, trials: bool = False) -> None:
+        """Choose the best point at random; with ``trials`` count those of Optuna."""
         rng = np.random.default_rng(seed)
         self._function = FUNCTIONS[name]
         self._x, self._z = rng.uniform(-3, 3, SIZE), rng.integers(-6, 7, SIZE)
         self._c = rng.integers(0, VALUES, SIZE)
-        self.counted = Counted(self._value, [TARGET], BUDGET)
+        first = self._value(np.zeros(3 * SIZE))
+        targets = [part * first for part in PARTS] if trials else [TARGET]
+        self.counted = Counted(self._value, targets, TRIALS if trials else BUDGET)
 
     def _value(self, point: Array) -> float:
         x, z, c = point[:SIZE], point[SIZE : 2 * SIZE], point[2 * SIZE :]
@@ -133,3 +139,35 @@ def solve_mixed(search: str, name: str, seed: int) -> float:
         warnings.simplefilter("ignore")
         SEARCHES[search](problem, seed)
     return problem.counted.hits[0]
+
+
+def samplers(seed: int) -> dict[str, Any]:
+    """Return the samplers to compare in Optuna, ours first."""
+    optuna = require_peer("optuna")
+    own = importlib.import_module("eigenstep_lab.extras.optuna_sampler").SpectralSampler
+    return {
+        "SpectralSampler": own(seed=seed),
+        "TPESampler": optuna.samplers.TPESampler(seed=seed),
+        "CmaEsSampler": optuna.samplers.CmaEsSampler(seed=seed, with_margin=True, warn_independent_sampling=False),
+        "RandomSampler": optuna.samplers.RandomSampler(seed=seed),
+    }
+
+
+SAMPLERS = ("SpectralSampler", "TPESampler", "CmaEsSampler", "RandomSampler")
+
+
+def solve_trials(sampler: str, name: str, seed: int) -> list[float]:
+    """Return the trials of Optuna until parts of the value in the middle; infinite where they were not reached."""
+    optuna, problem = require_peer("optuna"), Problem(name, seed, trials=True)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+    def objective(trial: Any) -> float:
+        x = [trial.suggest_float(f"x{k}", -5, 5) for k in range(SIZE)]
+        z = [trial.suggest_int(f"z{k}", -10, 10) for k in range(SIZE)]
+        c = [trial.suggest_categorical(f"c{k}", list(range(VALUES))) for k in range(SIZE)]
+        return problem.counted(np.array([*x, *z, *c], dtype=float))
+
+    with contextlib.suppress(Over), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optuna.create_study(sampler=samplers(seed)[sampler]).optimize(objective, n_trials=TRIALS)
+    return problem.counted.hits

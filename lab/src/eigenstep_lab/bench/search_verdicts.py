@@ -11,8 +11,9 @@ from ..lines import look
 from ..plotting import figure, save
 from ..results import Table, Verdict
 from .search_bbob import BUDGET, BUDGETS
-from .search_large import PARTS
-from .search_mixed import SEARCHES
+from .search_large import PARTS, RANKED_BUDGET, RANKED_SIZE, TUNED
+from .search_mixed import PARTS as MIXED_PARTS
+from .search_mixed import SAMPLERS, SEARCHES, TRIALS
 
 EASY = {"Ackley": 0.75, "Griewank": 0.75, "Rosenbrock": 0.95}
 """Functions that need no restarts, and the share of pycma's evaluations that is allowed."""
@@ -50,7 +51,13 @@ def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
         ratio = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
         quantity = f"{len(ratios)} functions: geometric mean of median evaluations, divided by those of CatCMAwM"
         yield Verdict("Categories cost fewer evaluations.", "mixed", quantity, ratio, 1.0)
+    for rival in SAMPLERS[1:] if "optuna" in computed else ():
+        logs = [math.log(relative(hits, SAMPLERS[0], rival, TRIALS)) for hits in computed["optuna"].values()]
+        quantity = f"{len(logs)} functions, {TRIALS} trials: geometric mean of trials, divided by {rival}'s"
+        value = math.exp(statistics.fmean(logs))
+        yield Verdict("In Optuna it needs fewer trials.", "SpectralSampler", quantity, value, 1.0)
     yield from large_verdicts(computed.get("large", {}))
+    yield from ranked_verdicts(computed.get("ranked", {}))
     if "noise" in computed:
         ratios = [
             statistics.median(ends["cautious"]) / statistics.median(ends["LRA-CMA"])
@@ -69,17 +76,44 @@ def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
 
 
 def large_verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
-    """Judge searches in large dimensions: at the target where the lead over the best rival is smallest."""
+    """Judge searches in large dimensions: at the seed and target where the lead over the best rival is smallest."""
     claim = "It needs fewer evaluations than searches with linear memory."
     for d, functions in computed.items():
         for name, hits in functions.items():
-            ours = finite(hits["eigenstep-auto"])
-            rivals = [finite(counts) for peer, counts in hits.items() if peer != "eigenstep-auto"]
-            best = [min(counts) for counts in zip(*rivals, strict=True)]
-            ratios = [mine / least for mine, least in zip(ours, best, strict=True) if least < math.inf]
-            where = f"at the worst of {len(ratios)} targets"
+            ratios = [ratio for seed in range(len(hits["eigenstep-auto"])) for ratio in leads(hits, seed)]
+            where = f"at the worst of {len(ratios)} targets and seeds"
             quantity = f"{name}, d = {d}: evaluations, divided by the best rival's, {where}"
             yield Verdict(claim, "auto", quantity, max(ratios), 1.0)
+
+
+def ranked_verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge searches that see the order of values alone, on functions that had no part in choosing constants."""
+    claim = "Of searches with linear memory that see the order of values alone, it needs the fewest evaluations."
+    fresh = {name: hits for name, hits in computed.items() if name not in TUNED}
+    for rival in (name for name in next(iter(fresh.values()), {}) if name != "lowrank"):
+        logs = [math.log(relative(hits, "lowrank", rival, RANKED_BUDGET * RANKED_SIZE)) for hits in fresh.values()]
+        quantity = f"{len(fresh)} functions, d = {RANKED_SIZE}: geometric mean of evaluations, divided by {rival}'s"
+        yield Verdict(claim, "lowrank", quantity, math.exp(statistics.fmean(logs)), 1.0)
+
+
+def relative(hits: Mapping[str, Any], name: str, rival: str, last: int) -> float:
+    """Return the geometric mean, over seeds and targets that one has reached, of evaluations divided by a rival's.
+
+    A search that has not reached a target counts as if it had with the last evaluation, whichever it is; if none has
+    been reached, both are alike.
+    """
+    runs = zip(hits[name], hits[rival], strict=True)
+    pairs = [pair for ours, theirs in runs for pair in zip(ours, theirs, strict=True) if pair != (None, None)]
+    return math.exp(statistics.fmean([math.log((a or last) / (b or last)) for a, b in pairs] or [0.0]))
+
+
+def leads(hits: Mapping[str, Any], seed: int) -> list[float]:
+    """Return evaluations of the default, divided by the best rival's, at all targets that a rival has reached."""
+    best = [
+        min(counts) for counts in zip(*(finite(h[seed]) for p, h in hits.items() if p != "eigenstep-auto"), strict=True)
+    ]
+    ours = finite(hits["eigenstep-auto"][seed])
+    return [mine / least for mine, least in zip(ours, best, strict=True) if least < math.inf]
 
 
 def finite(hits: Sequence[float | None]) -> list[float]:
@@ -129,15 +163,22 @@ def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
             for name, hits in computed["mixed"].items()
         ]
         yield Table("Numbers, integers and categories: median evaluations to 1e-6", ["function", *SEARCHES], rows)
+    if "optuna" in computed:
+        title = "The same in Optuna: median trials until a part of the value in the middle"
+        yield parts_table(title, computed["optuna"], MIXED_PARTS, 2)
     for d, functions in computed.get("large", {}).items():
-        names = list(next(iter(functions.values())))
+        yield parts_table(f"{d} dimensions: median evaluations until a part of the first value", functions, PARTS)
+    if "ranked" in computed:
+        title = f"{RANKED_SIZE} dimensions, only the order of values: median evaluations until a part of the first one"
+        yield parts_table(title, computed["ranked"], PARTS, 2)
+        names = [name for name in next(iter(computed["ranked"].values())) if name != "lowrank"]
+        last = RANKED_BUDGET * RANKED_SIZE
         rows = [
-            [name, f"{part:.2g}", *("–" if hits[p][k] is None else f"{hits[p][k]:.0f}" for p in names)]
-            for name, hits in functions.items()
-            for k, part in enumerate(PARTS)
-            if any(hits[p][k] is not None for p in names)
+            [name, "yes" if name in TUNED else "no", *(f"{relative(hits, 'lowrank', p, last):.2f}" for p in names)]
+            for name, hits in computed["ranked"].items()
         ]
-        yield Table(f"{d} dimensions: evaluations until a part of the first value", ["function", "part", *names], rows)
+        title = "Evaluations of lowrank, divided by those of a rival: geometric mean over targets"
+        yield Table(title, ["function", "used for tuning", *names], rows)
     if "noise" in computed:
         names = list(next(iter(computed["noise"].values())))
         rows = [[n, *(f"{statistics.median(ends[p]):.3g}" for p in names)] for n, ends in computed["noise"].items()]
@@ -148,6 +189,19 @@ def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
             [d, *(f"{times[p]:.1f}" if p in times else "–" for p in names)] for d, times in computed["overhead"].items()
         ]
         yield Table("Microseconds of CPU time per evaluation", ["d", *names], rows, timed=True)
+
+
+def parts_table(title: str, functions: Mapping[str, Any], parts: Sequence[float], every: int = 1) -> Table:
+    """Give evaluations until all or every so many of the targets."""
+    names = list(next(iter(functions.values())))
+    rows = [
+        [name, f"{part:.2g}", *("–" if count == math.inf else f"{count:.0f}" for count in counts)]
+        for name, hits in functions.items()
+        for k, part in list(enumerate(parts))[every - 1 :: every]
+        for counts in [[median([run[k] for run in hits[p]]) for p in names]]
+        if min(counts) < math.inf
+    ]
+    return Table(title, ["function", "part", *names], rows)
 
 
 def bbob_tables(computed: Mapping[str, Any]) -> Iterator[Table]:

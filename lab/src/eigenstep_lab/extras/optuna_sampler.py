@@ -18,6 +18,7 @@ BaseSampler: Any = optuna.samplers.BaseSampler
 Float = optuna.distributions.FloatDistribution
 Int = optuna.distributions.IntDistribution
 Categorical = optuna.distributions.CategoricalDistribution
+WIDTH = 1 / 6  # First standard deviation of a parameter, relative to its range
 
 
 class SpectralSampler(BaseSampler):  # type: ignore[misc]
@@ -32,7 +33,8 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
 
         Args:
             seed: the same seed gives the same trials, if they are run one after the other.
-            startup: trials at random at the beginning; the search starts at the best of them.
+            startup: trials at random at the beginning; the search starts at the best of them, or of all that the study
+                has. If there is only one, it starts in the middle of the space.
             **options: arguments of ``eigenstep.search.Search``, such as ``population`` or ``method``.
         """
         self._seed, self._startup, self._options = seed, max(1, startup), {"max_evals": 10**9, **options}
@@ -89,15 +91,16 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
                 self._done, self._queue = [], []
 
     def _restart(self, study: Any, complete: Sequence[Any], search_space: Mapping[str, Any]) -> None:
-        """Search in another space, from the best trial so far."""
+        """Search in another space, from the best trial so far, or from the middle if there is no choice of them."""
         self._axes = {name: Axis(distribution) for name, distribution in search_space.items()}
         sign = -1.0 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1.0
         known = [trial for trial in complete if all(name in trial.params for name in self._axes)]
-        best = min(known, key=lambda trial: sign * trial.value)
+        best = min(known, key=lambda trial: sign * trial.value).params if len(known) > 1 else None
         axes = self._axes.values()
+        start = [axis.middle if best is None else axis.encode(best[name]) for name, axis in self._axes.items()]
         self._search = Search(
-            np.array([axis.encode(best.params[name]) for name, axis in self._axes.items()]),
-            np.array([(axis.upper - axis.lower) / 4 for axis in axes]),
+            np.array(start),
+            np.array([WIDTH * (axis.upper - axis.lower) for axis in axes]),
             bounds=[(axis.lower, axis.upper) for axis in axes],
             integers=np.array([axis.whole for axis in axes]),
             categories={number: axis.values for number, axis in enumerate(axes) if axis.values},
@@ -126,6 +129,12 @@ class Axis:
             self.lower, self.upper = 0.0, float(round((high - low) / step))
         else:
             self.lower, self.upper = float(low), float(high)
+
+    @property
+    def middle(self) -> float:
+        """The coordinate in the middle, rounded down if it has to be an integer."""
+        middle = (self.lower + self.upper) / 2
+        return float(math.floor(middle)) if self.whole else middle
 
     def encode(self, value: Any) -> float:
         """Return the coordinate of a parameter's value."""

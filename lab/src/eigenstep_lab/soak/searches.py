@@ -16,7 +16,7 @@ from ..extras import load_history, save_history
 from ..extras.histories import history_as_dict
 from .training import check
 
-METHODS: tuple[Any, ...] = ("spectral", "separable", PaperNES)
+METHODS: tuple[Any, ...] = ("spectral", "separable", "lowrank", PaperNES)
 
 
 def _values(chance: np.random.Generator, points: np.ndarray) -> np.ndarray:

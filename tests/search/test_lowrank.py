@@ -1,0 +1,229 @@
+"""The Gaussian of linear memory: compared with dense matrices, with separable scales, saved, and in many dimensions."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from eigenstep.search import Search, lowrank, minimize
+from eigenstep.search.lowrank import ABSORB, CROWD, SCALE_SPEED, SUCCESS_MEMORY, LowRankGaussian, wanted_success
+from eigenstep.search.sampling import rates
+
+from .problems import Array, ellipsoid, rosenbrock, rotation, sphere
+
+
+def correlations(state: LowRankGaussian) -> Array:
+    """``I + V^T Diag(exp v - 1) V``."""
+    return np.eye(len(state.mean)) + state.directions.T @ np.diag(np.expm1(state.log_eigs)) @ state.directions
+
+
+def root(matrix: Array) -> Array:
+    values, vectors = np.linalg.eigh(matrix)
+    return (vectors * np.sqrt(values)) @ vectors.T
+
+
+def learned(d: int = 7, generations: int = 30, seed: int = 0) -> LowRankGaussian:
+    """Some Gaussian that has learned."""
+    state, rng, R = LowRankGaussian.start(np.ones(d), 0.5), np.random.default_rng(seed), rotation(d)
+    for _ in range(generations):
+        z = state.draw(rng, 10)
+        state = state.update(z, ellipsoid(state.sample(z) @ R.T))
+    return state
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3, 6])
+def test_the_update_is_that_of_dense_matrices(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowrank, "RANK", rank)
+    d, population = 7, 10
+    state, rng, c = learned(d), np.random.default_rng(5), 1 / d
+    order_weights = np.log((population + 1) / 2) - np.log(np.arange(1, population + 1))
+    order_weights[order_weights > 0] /= order_weights[order_weights > 0].sum()
+    order_weights[order_weights < 0] /= -order_weights[order_weights < 0].sum() * (1 + CROWD * population / d)
+    known = rates(d, population, separable=True)
+    many, one = min(0.5, SCALE_SPEED * known.rank_many), min(0.5, SCALE_SPEED * known.rank_one)
+    for _ in range(5):
+        z = state.draw(rng, population)
+        K, D = correlations(state), np.exp(state.log_scales)
+        values = rosenbrock(state.sample(z))
+        new = state.update(z, values)
+
+        weights = order_weights[values.argsort().argsort()]
+        y = z @ root(K)
+        step = sum(w * row for w, row in zip(weights, y, strict=True))
+        np.testing.assert_allclose(state.sample(z), state.mean + state.sigma * np.sqrt(D) * y, rtol=1e-10)
+        np.testing.assert_allclose(new.mean, state.mean + state.sigma * np.sqrt(D) * step, rtol=1e-9)
+        memory = math.sqrt(c)
+        p = (1 - memory) * state.path + math.sqrt(memory * (2 - memory) / (weights**2).sum()) * step
+
+        factors = np.array(
+            [
+                1
+                + many * sum(w * (row[j] ** 2 / K[j, j] - 1) for w, row in zip(weights, y, strict=True))
+                + one * (p[j] ** 2 / K[j, j] - 1)
+                + many * ABSORB * math.log(K[j, j])
+                for j in range(d)
+            ]
+        )
+        scales = D * np.maximum(factors, 0.1)
+        center = np.exp(np.log(scales).mean())
+        np.testing.assert_allclose(np.exp(new.log_scales), scales / center, rtol=1e-9)
+
+        assert state.last is not None
+        pairs = [float(np.sign(old - now)) for old in state.last for now in values]
+        gain = (sum(pairs) - wanted_success(population) * sum(map(abs, pairs))) / len(pairs)
+        success = (1 - SUCCESS_MEMORY) * state.success + SUCCESS_MEMORY * gain
+        assert new.success == pytest.approx(success, rel=1e-9)
+        assert float(new.sigma) == pytest.approx(float(state.sigma) * math.exp(success) * math.sqrt(center), rel=1e-9)
+
+        ratio = np.diag(np.sqrt(D / np.exp(new.log_scales)))
+        A = (1 - c) * (np.eye(d) + ratio @ (K - np.eye(d)) @ ratio) + c * np.outer(ratio @ p, ratio @ p)
+        eigs, vectors = np.linalg.eigh(A)
+        differ = np.argsort(-np.abs(np.log(eigs / (1 - c))))
+        eigs[differ[rank:]] = eigs[differ[rank:]].mean()
+        want = (vectors * (eigs / eigs[differ[-1]])) @ vectors.T
+        np.testing.assert_allclose(correlations(new), want, rtol=1e-7, atol=1e-9)
+        state = new
+
+
+def test_with_all_directions_it_is_the_rank_one_update_of_cma(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is lost of the covariance if as many directions are kept as there can be."""
+    d, c = 5, 1 / 5
+    monkeypatch.setattr(lowrank, "SCALE_SPEED", 0.0)
+    state, rng = LowRankGaussian.start(np.ones(d), 0.5), np.random.default_rng(0)
+    C = np.eye(d)
+    for _ in range(20):
+        z = state.draw(rng, 8)
+        state = state.update(z, rosenbrock(state.sample(z)))
+        C = (1 - c) * C + c * np.outer(state.path, state.path)
+        np.testing.assert_allclose(correlations(state) / np.trace(correlations(state)), C / np.trace(C), rtol=1e-6)
+        C = correlations(state)  # the path is in units of sigma, which has the rest
+
+
+def test_samples_can_be_whitened() -> None:
+    state = learned()
+    z = state.draw(np.random.default_rng(1), 6)
+    stretch = np.linspace(1, 2, 7)
+    np.testing.assert_allclose(state.whiten(state.sample(z)), z, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(state.whiten(state.sample(z, stretch), stretch), z, rtol=1e-9, atol=1e-12)
+    V = state.directions
+    np.testing.assert_allclose(V @ V.T, np.eye(len(V)), atol=1e-12)
+    D = np.diag(np.exp(state.log_scales / 2))
+    variances = float(state.sigma) ** 2 * np.diag(D @ correlations(state) @ D)
+    np.testing.assert_allclose(state.deviations(), np.sqrt(variances), rtol=1e-10)
+
+
+def test_the_mirror_image_has_mirrored_samples() -> None:
+    state = learned()
+    flipped = np.array([True, False, True, False, False, False, True])
+    signs = np.where(flipped, -1.0, 1.0)
+    image = state.reflected(signs * state.mean, flipped)
+    z, values = state.draw(np.random.default_rng(2), 8), np.arange(8.0)
+    np.testing.assert_allclose(image.sample(signs * z), signs * state.sample(z), rtol=1e-10)
+    after, seen = state.update(z, values), image.update(signs * z, values)
+    np.testing.assert_allclose(seen.mean, signs * after.mean, rtol=1e-9)
+    np.testing.assert_allclose(seen.log_scales, after.log_scales, rtol=1e-9, atol=1e-12)
+
+
+def test_on_a_plateau_nothing_is_learned_and_the_step_size_stays() -> None:
+    state = replace(learned(), success=0.0)
+    z = state.draw(np.random.default_rng(0), 10)
+    state = replace(state, last=np.full(10, 3.0))
+    after = state.update(z, np.full(10, 3.0))
+    np.testing.assert_allclose(after.mean, state.mean, rtol=1e-12)
+    assert after.success == 0.0
+    assert (np.abs(after.path) <= np.abs(np.exp((state.log_scales - after.log_scales) / 2) * state.path) + 1e-9).all()
+    failed = state.update(z, np.full(10, np.inf))  # all have failed: worse than what was there
+    assert failed.sigma < after.sigma
+    assert np.isfinite(failed.last).all()
+
+
+@pytest.mark.parametrize("how", ["state_dict", "pickle"])
+@pytest.mark.parametrize("after", [0, 1, 25])
+def test_a_saved_search_goes_on_bit_for_bit(how: str, after: int) -> None:
+    search, copy = (Search(np.ones(30), 0.5, method="lowrank", seed=s, bounds=(-3, 3)) for s in (1, 2))
+
+    def step(search: Search) -> Array:
+        x = search.ask()
+        search.tell(x, np.where(x[:, 0] > 1.5, np.nan, rosenbrock(x)))
+        return x
+
+    for _ in range(after):
+        step(search)
+    if how == "pickle":
+        copy = pickle.loads(pickle.dumps(search))
+    else:
+        copy.load_state_dict(pickle.loads(pickle.dumps(search.state_dict())))
+    for _ in range(30):
+        np.testing.assert_array_equal(step(search), step(copy))
+
+
+def test_a_damaged_or_foreign_state_is_refused() -> None:
+    search = Search(np.ones(20), 0.5, method="lowrank", seed=0)
+    x = search.ask()
+    search.tell(x, sphere(x))
+    before, state = search.distribution, search.state_dict()
+    for name, value in (("directions", np.zeros((3, 20))), ("path", np.full(20, np.nan)), ("last", np.full(9, np.inf))):
+        damaged = {**state, "distribution": {**state["distribution"], name: value}}
+        with pytest.raises(ValueError, match="damaged"):
+            search.load_state_dict(damaged)
+        assert search.distribution is before
+    with pytest.raises(ValueError, match="another method or dimension"):
+        Search(np.ones(20), 0.5, method="separable").load_state_dict(state)
+
+
+def turned(x: Array, signs: Array, order: Array) -> Array:
+    """A rotation without a matrix: signs, then the real parts of a Fourier transform, which is orthogonal."""
+    z = np.fft.fft((signs * x)[..., order], axis=-1, norm="ortho")
+    return z.real + z.imag
+
+
+def evaluations(method: str, fun: object, d: int, part: float, budget: int) -> float:
+    start = np.random.default_rng(0).uniform(-1, 1, d)
+    target = part * float(fun(start))  # type: ignore[operator]
+    result = minimize(fun, start, 0.5, method=method, seed=0, target=target, max_evals=budget, batched=True)  # type: ignore[arg-type]
+    return result.nfev if result.success else math.inf
+
+
+@pytest.mark.parametrize("turn", [True, False])
+def test_in_many_dimensions_it_needs_fewer_evaluations_than_scales_alone(turn: bool) -> None:
+    d, rng = 500, np.random.default_rng(1)
+    signs, order = rng.choice([-1.0, 1.0], d), rng.permutation(d)
+
+    def fun(x: Array) -> Array:
+        return ellipsoid(turned(x, signs, order) if turn else x, 1e6)
+
+    x = rng.standard_normal((3, d))
+    np.testing.assert_allclose(sphere(turned(x, signs, order)), sphere(x), rtol=1e-10)
+    ours = evaluations("lowrank", fun, d, 0.03, 20 * d)
+    assert ours < 0.6 * evaluations("separable", fun, d, 0.03, 20 * d)
+
+
+@pytest.mark.parametrize("d", [1000, 100_000])
+def test_memory_is_linear(d: int) -> None:
+    search = Search(np.ones(d), 0.5, method="lowrank", seed=0)
+    first = last = math.inf
+    for _ in range(30 if d == 1000 else 3):
+        x = search.ask()
+        search.tell(x, sphere(x))
+        state = vars(search.distribution)
+        assert sum(np.size(value) for value in state.values() if value is not None) <= 40 * d
+        first, last = min(first, sphere(x).min()) if first == math.inf else first, sphere(x).min()
+    assert last < first
+
+
+def test_minimize_chooses_it_where_slopes_say_nothing() -> None:
+    """Values in steps have no slopes: the descent sees that after a tenth of one, and the search goes on."""
+    d = 500
+    fun = lambda x: float(np.round(1e4 * np.log(sphere(x))))  # noqa: E731
+    result = minimize(fun, np.ones(d), 0.5, seed=0, max_evals=6000)
+    assert any("'lowrank', because there are 500 coordinates" in decision for decision in result.decisions)
+    (end,) = (decision for decision in result.decisions if decision.startswith("the descent"))
+    assert "gave up" in end
+    assert int(end.split()[-2]) <= d // 10 + 1
+    assert sphere(result.x) < 0.2 * d
+    plain = minimize(fun, np.ones(d), 0.5, seed=0, max_evals=6000, method="separable")
+    assert sphere(result.x) < sphere(plain.x)
