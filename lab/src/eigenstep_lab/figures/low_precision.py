@@ -59,7 +59,7 @@ class Settings:
 
 
 TASKS, LRS = ("fashion-mnist", "cifar-10-hiera"), (1e-3, 3e-3, 1e-2, 3e-2)
-QUICK = Settings(TASKS, steps=100, seeds=2, seeds_beside=0, tuning_steps=100, lrs=LRS)
+QUICK = Settings(TASKS, steps=200, seeds=2, seeds_beside=0, tuning_steps=200, lrs=LRS)
 FULL = Settings(TASKS, steps=1000, seeds=2, seeds_beside=2, tuning_steps=250, lrs=LRS)
 
 
