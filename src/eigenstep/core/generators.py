@@ -58,20 +58,20 @@ def bounded(eigs: Tensor, average: Tensor, *, pairwise: bool = False) -> Tensor:
     values = diagonal(off).clone()
     diagonal(off).zero_()
     # From here on in place: these matrices are as large as the bases, and memory is what takes the time.
-    size = values[..., :, None] - values[..., None, :]
+    size = values[..., None, :] - values[..., :, None]  # -D
     # Too small to matter except where two eigenvalues are equal: there it decides the sign, one way round.
-    tie = torch.full_like(off[(0,) * (off.ndim - 2)], torch.finfo(off.dtype).tiny).triu_(1)
-    size.add_(tie).sub_(tie.mT)
-    root = size.square()
-    if pairwise:
-        root.addcmul_(off, off, value=4)
-    else:
-        rows = 2 * torch.linalg.vector_norm(off, dim=-1).square()
-        root.add_(rows[..., :, None]).add_(rows[..., None, :])
-    size.add_(root.sqrt_().copysign_(size))
+    tiny = torch.finfo(off.dtype).tiny
+    tie = torch.full_like(off[(0,) * (off.ndim - 2)], tiny).triu_(1)
+    size.add_(tie.mT - tie)
     # Entries whose squares vanish in this number format must not blow up: with this floor their rows stay short, too.
-    floor = 2 * off.shape[-1] * torch.finfo(off.dtype).tiny ** 0.5
-    return off.neg_().div_(size.abs().clamp_min_(floor).copysign_(size))
+    floor = 2 * off.shape[-1] ** 2 * tiny
+    if pairwise:
+        root = (4 * off).mul_(off).add_(2 * floor)
+    else:
+        rows = torch.linalg.vector_norm(off, dim=-1).square_().mul_(2).add_(floor)
+        root = rows[..., :, None] + rows[..., None, :]
+    root.addcmul_(size, size).sqrt_()
+    return off.div_(size.add_(root.copysign_(size)))
 
 
 ROTATIONS: Mapping[str, Rotation] = {

@@ -67,9 +67,9 @@ def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
 
     It misses orthogonality by ``4 ||N||^4``, which a Newton-Schulz step on the turned basis makes good.
     """
-    square = matmul(generator, generator)
-    shrink = shrink_factor(square, cap)
-    result = 2 * (generator * shrink + square * shrink.square())
+    result = matmul(generator, generator)
+    shrink = shrink_factor(result, cap)
+    result.mul_(2 * shrink.square()).addcmul_(generator, 2 * shrink)
     diagonal(result).add_(1)
     return result
 
@@ -99,7 +99,7 @@ def reorthonormalize(basis: Tensor) -> Tensor:
     The defect ``||B^T B - I||`` is squared, up to the rounding of the basis' own number format.
     """
     b = basis.float() if basis.dtype in HALF else basis
-    return (1.5 * b - 0.5 * b @ (b.mT @ b)).to(basis.dtype)
+    return (b @ (b.mT @ b)).mul_(-0.5).add_(b, alpha=1.5).to(basis.dtype)
 
 
 ORTHOGONAL: Mapping[str, Orthogonal] = {f.__name__: f for f in (cayley, truncated_cayley, quadratic)}

@@ -87,14 +87,13 @@ def learn(
     target = blend(eigs, diagonal(W) + damping, rate, decay)
     basis_rate = rate if basis_rate is None else basis_rate
     pull = basis_rate[..., None] if isinstance(basis_rate, Tensor) else basis_rate  # one for each matrix
-    average = pull * W
+    # Exactly symmetric, or where eigenvalues are equal the rounding of W would make generators that are not skew.
+    turned = average = symmetrize(W).mul_(pull)
     if residual is None:  # the past is diagonal, as damping is
         diagonal(average).add_(blend(eigs, damping, basis_rate, decay))
     else:
         average.add_((1 - decay * pull) * residual)
         diagonal(average).add_(basis_rate * damping)
-    # Exactly symmetric, or where eigenvalues are equal the rounding of W would make generators that are not skew.
-    turned = average = average.add(average.mT).mul_(0.5)
     turn = None
     for left in reversed(range(sweeps)):
         generator = rotation(eigs, turned)

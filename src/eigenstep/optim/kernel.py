@@ -74,8 +74,10 @@ def step(
     if "gain" in state:
         # Steps of unit entries, sign(G), lower the loss by the sum of magnitudes, which is smaller in the eigenbasis:
         # how much? The order of a sum must not depend on how a gradient lies in memory, hence flat; zero is no news.
-        gain = plain.flatten(1).abs().sum(1) / rotated.flatten(1).abs().sum(1)
+        sizes = plain.flatten(1).abs_()
+        gain = sizes.sum(1) / torch.abs(rotated.flatten(1), out=sizes).sum(1)
         state["gain"].lerp_(torch.where(gain.isfinite(), gain, state["gain"]).clamp_min(1.0), rate)
+        del sizes
     del plain  # memory is short while bases turn
     if "momentum" in state:
         # If second moments forgot their first terms more than twice as fast, steps would grow where gradients vanish.
@@ -108,7 +110,8 @@ def _within_range(x: Tensor, state: State, bases: Turns) -> Tensor:
     """Return numbers in the format of the arithmetic, cut where sums of them could overflow or scales would vanish."""
     wide = state["scale"].dtype
     most = min(LARGEST[wide], LARGEST[next(iter(bases.values())).dtype if bases else wide])
-    return torch.nn.functional.hardshrink(x.to(wide).clamp(-most, most), 1 / most)
+    x = x.to(wide).clamp(-most, most)
+    return torch.hardshrink(x, 1 / most, out=x)
 
 
 def rotate(x: Tensor, turns: Turns, back: bool = False) -> Tensor:
@@ -130,30 +133,33 @@ def _whiten(samples: Tensor, state: State, rule: Rule, rates: Rates) -> tuple[Te
     The unit is the largest entry, or ``sqrt(alpha)`` if all entries are far smaller; from here on it is the scale. The
     first samples that are not all zero set ``alpha`` to their mean square.
     """
-    axes = tuple(range(1, samples.ndim))
-    unit = torch.maximum(samples.abs().amax(axes), FAINT * state["scale"])  # faster than a norm
+    axes, whitened = tuple(range(1, samples.ndim)), samples.abs()
+    unit = torch.maximum(whitened.amax(axes), FAINT * state["scale"])  # faster than a norm
     if not rule.relative_damping:
         unit = torch.maximum(unit, rates.damping.sqrt())
     unit = torch.where(unit > 0, unit, 1.0)
-    samples = samples / unit.view(-1, *[1] * (samples.ndim - 1))
-    size = torch.linalg.vector_norm(samples, dim=axes) / samples[0, ..., 0].numel() ** 0.5
+    torch.div(samples, unit.view(-1, *[1] * (samples.ndim - 1)), out=whitened)
+    size = torch.linalg.vector_norm(whitened, dim=axes) / samples[0, ..., 0].numel() ** 0.5
     least = torch.finfo(unit.dtype).tiny ** 0.5  # whose square is still a number, however large the newest samples are
     scale = torch.where(state["scale"] > 0, (state["scale"] / unit).clamp_min(least), size)
     state["scale"].copy_(torch.where(scale > 0, unit, 0.0))
-    return samples, torch.where(scale > 0, scale, 1.0).square()
+    return whitened, torch.where(scale > 0, scale, 1.0).square()
 
 
 def _learn(
     samples: Tensor, past: Tensor, state: State, rule: Rule, rates: Rates, rate: Tensor, bases: Turns
 ) -> dict[int, Tensor]:
-    """Learn ``d`` of each axis, ``alpha`` and the corrected eigenvalues; return the rotations of the given bases."""
+    """Learn ``d`` of each axis, ``alpha`` and the corrected eigenvalues; return the rotations of the given bases.
+
+    The samples are used up.
+    """
     axes = range(samples.ndim - 3)
     unit, inverses = past[:, None, None], []
     for axis in axes:
         inverses.append(state[f"eigs_{axis}"].reciprocal())
     level = _damping(past, state, rule, rates, axes)
     turning = _turning(rule, rates, state, bases) if bases else {}
-    square = None if len(bases) == len(axes) else _squares(samples)
+    square = None if len(bases) == len(axes) else _squares(samples.clone() if bases else samples)
     learned, turns = [], {}
     for axis in axes:
         damping = level[:, None, None]
@@ -181,8 +187,8 @@ def _learn(
     if "second_moment" in state:
         square = _squares(samples) if square is None else square
         shrink, column = (-change).exp(), (-1, *[1] * (square.ndim - 1))
-        square.add_(level.view(column)).mul_((rate * shrink).view(column))
-        state["second_moment"].mul_(((1 - rule.decay * rate) * past * shrink).view(column)).add_(square)
+        state["second_moment"].mul_(((1 - rule.decay * rate) * past * shrink).view(column))
+        state["second_moment"].addcmul_(square.add_(level.view(column)), (rate * shrink).view(column))
     return turns
 
 
@@ -232,11 +238,11 @@ def _project(samples: Tensor, axis: int, inverses: list[Tensor]) -> Tensor:
         if other != axis:
             left = left * inverse.view(*inverse.shape[:2], *[1] * other, -1, *[1] * (samples.ndim - 3 - other))
     if axis == 0:
-        left, right = left.flatten(3), right.flatten(3)
+        left, right = left.flatten(3).mT, right.flatten(3).mT
     else:
-        left = left.movedim(axis + 2, 1).flatten(2)[:, None]
-        right = right.movedim(axis + 2, 1).flatten(2)[:, None]
-    return matmul(left, right.mT) / (right.shape[-1] / samples.shape[-1])
+        left = left.movedim(axis + 2, -1).flatten(1, -2)[:, None]
+        right = right.movedim(axis + 2, -1).flatten(1, -2)[:, None]
+    return matmul(left.mT, right).div_(right.shape[-2] / samples.shape[-1])
 
 
 def _project_diagonal(square: Tensor | None, axis: int, inverses: list[Tensor]) -> Tensor:
@@ -251,8 +257,9 @@ def _project_diagonal(square: Tensor | None, axis: int, inverses: list[Tensor]) 
 
 
 def _squares(samples: Tensor) -> Tensor:
-    """Return the sum of the samples' squares, entry by entry."""
-    return samples[..., 0].square() if samples.shape[-1] == 1 else samples.square().sum(-1)
+    """Return the sum of the samples' squares, entry by entry, in their place."""
+    squares = samples.square_()
+    return squares[..., 0] if samples.shape[-1] == 1 else squares.sum(-1)
 
 
 def _damping(past: Tensor, state: State, rule: Rule, rates: Rates, axes: range) -> Tensor:
@@ -293,7 +300,7 @@ def _turn(
         scale = state["scale"] if given is None else torch.where(given, torch.inf, state["scale"])
         scale = torch.where(scale > 0, scale, torch.inf).view(-1, *[1] * (state["second_moment"].ndim - 1))
         for moment in moments:
-            state["second_moment"].copy_(torch.maximum(state["second_moment"], (moment / scale).square_()))
+            state["second_moment"].clamp_min_((moment / scale).square_())
 
 
 def products_of_eigs(state: State, axes: int) -> Tensor:
@@ -309,28 +316,30 @@ def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Te
     """Return the step in the eigenbasis, all zero as long as no curvature was seen.
 
     It is the momentum, with some more weight on the newest gradient, or that gradient alone if there is no momentum,
-    divided by the eigenvalues to the power ``1/p``, and lengthened until it descends as fast as Adam's.
+    divided by the eigenvalues to the power ``1/p``, and lengthened until it descends as fast as Adam's. It takes the
+    place of the gradient.
     """
     direction = momentum = state["momentum"].to(rotated.dtype) if "momentum" in state else rotated
-    if rule.nesterov and "momentum" in state:
-        direction = momentum.lerp(rotated, 1 - rates.beta1 if rule.nesterov is True else rule.nesterov)
     if "second_moment" in state:
-        spectrum = state["second_moment"].to(direction.dtype)
+        spectrum = state["second_moment"].to(rotated.dtype)
     else:
-        spectrum = products_of_eigs(state, direction.ndim - 2)
+        spectrum = products_of_eigs(state, rotated.ndim - 2)
     tiny = torch.finfo(spectrum.dtype).tiny
     spectrum = spectrum.clamp_min(tiny)
     scale = state["scale"].view(-1, *[1] * (spectrum.ndim - 1))
     unit = torch.where(scale > 0, scale, torch.inf)
     root = spectrum.sqrt_() if rule.root == 2 else spectrum.pow_(1 / rule.root).clamp_min_(tiny)
     most = _longest(momentum / unit, root) if "gain" in state else None
-    direction = direction / root.mul_(unit).clamp_min_(tiny)
+    if rule.nesterov and "momentum" in state:
+        direction = rotated.lerp_(momentum, rates.beta1 if rule.nesterov is True else 1 - rule.nesterov)
+    direction = torch.div(direction, root.mul_(unit).clamp_min_(tiny), out=rotated)
     if most is not None:  # sizes beyond the number format count as too large
         size = torch.linalg.vector_norm(direction, dim=tuple(range(1, direction.ndim)), keepdim=True).clamp_min(tiny)
-        direction = direction * torch.minimum(state["gain"].view_as(size), (most / size).clamp_min(1.0))
-    # Of alpha^(1/p) = scale^(2/p) the rest: in one factor, it could leave the range of the number format.
-    rest = scale.pow(2 / rule.root - 1).clamp_min_(tiny)
-    return direction if rule.root == 2 else direction / rest
+        direction.mul_(torch.minimum(state["gain"].view_as(size), (most / size).clamp_min(1.0)))
+    if rule.root != 2:
+        # Of alpha^(1/p) = scale^(2/p) the rest: in one factor, it could leave the range of the number format.
+        direction.div_(scale.pow(2 / rule.root - 1).clamp_min_(tiny))
+    return direction
 
 
 def _longest(momentum: Tensor, root: Tensor) -> Tensor:
