@@ -18,10 +18,12 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
     Accelerators do so by themselves; many CPUs are a hundred times slower in half precision than in float32, or crash.
     """
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    if dtype in HALF and a.device.type == "cpu":
-        return (a.float() @ b.float()).to(dtype)
-    return a.to(dtype) @ b.to(dtype)
+    if a.dtype != b.dtype:
+        dtype = torch.promote_types(a.dtype, b.dtype)
+        a, b = a.to(dtype), b.to(dtype)
+    if a.dtype in HALF and a.device.type == "cpu":
+        return (a.float() @ b.float()).to(a.dtype)
+    return a @ b
 
 
 def largest(dtype: torch.dtype) -> float:

@@ -88,7 +88,7 @@ def learn(
     basis_rate = rate if basis_rate is None else basis_rate
     pull = basis_rate[..., None] if isinstance(basis_rate, Tensor) else basis_rate  # one for each matrix
     # Exactly symmetric, or where eigenvalues are equal the rounding of W would make generators that are not skew.
-    turned = average = symmetrize(W).mul_(pull)
+    turned = average = W.add(W.mT).mul_(0.5 * pull)
     if residual is None:  # the past is diagonal, as damping is
         diagonal(average).add_(blend(eigs, damping, basis_rate, decay))
     else:

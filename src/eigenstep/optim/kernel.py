@@ -393,4 +393,4 @@ def _rate(beta: Tensor, time: Tensor, start: float) -> Tensor:
     """
     if start == 0:
         return (1 - beta).expand_as(time)
-    return (1 - beta) / (1 - beta ** (1 + (time - 1) / start))
+    return (1 - beta) / (1 - beta ** (time if start == 1 else 1 + (time - 1) / start))

@@ -111,8 +111,9 @@ class Plan:
         return " and ".join(text if count == 1 else f"{count} times ({text})" for text, count in texts)
 
 
-MOST = 2**22
-"""So many weights are stepped at a time: what is computed on the way takes ten times their memory."""
+MOST, MOST_ON_CPU = 2**22, 2**18
+"""So many weights are stepped at a time: what is computed on the way takes up to ten times their memory. On a CPU it is
+best if that stays in the cache."""
 
 
 class Member(NamedTuple):
@@ -255,6 +256,7 @@ class Stacks:
 
 def _portions(members: Sequence[Member]) -> Iterator[list[Member]]:
     """Cut a list of members so that no part has more than ``MOST`` weights, or it has a single member."""
+    most = MOST_ON_CPU if members[0].param.device.type == "cpu" else MOST
     some: list[Member] = []
     room = 0
     for member in members:
@@ -262,8 +264,8 @@ def _portions(members: Sequence[Member]) -> Iterator[list[Member]]:
         size = member.plan.units * layout.blocks * math.prod(layout.sizes)
         if some and size > room and not layout.diagonal:
             yield some
-            some, room = [], MOST
-        room = (room if some else MOST) - size
+            some, room = [], most
+        room = (room if some else most) - size
         some.append(member)
     yield some
 
@@ -280,9 +282,12 @@ def move(group: Mapping[str, Any], params: list[Tensor], directions: list[Tensor
     lr, weight_decay = group["lr"], group["weight_decay"]
     lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
     weight_decay = weight_decay.reshape(()) if isinstance(weight_decay, Tensor) else weight_decay
-    torch._foreach_mul_(directions, lr if group["maximize"] else -lr)
-    shrink = lr * weight_decay
-    if group["stochastic_rounding"] and params[0].dtype == torch.bfloat16:
+    rounding = group["stochastic_rounding"] and params[0].dtype == torch.bfloat16
+    along, shrink = lr if group["maximize"] else -lr, lr * weight_decay
+    if rounding or group["cautious_weight_decay"] or isinstance(along, Tensor):
+        torch._foreach_mul_(directions, along)
+        along = 1.0
+    if rounding:
         generator = None if seed is None else torch.Generator(params[0].device).manual_seed(seed)
         for param, direction in zip(params, directions, strict=True):
             decay = shrink * _decaying(param, direction, group["cautious_weight_decay"]).float()
@@ -293,7 +298,7 @@ def move(group: Mapping[str, Any], params: list[Tensor], directions: list[Tensor
             direction.sub_(shrink * _decaying(param, direction, True))
     elif isinstance(weight_decay, Tensor) or weight_decay:  # the value of a tensor is for the device alone
         torch._foreach_mul_(params, 1 - shrink)
-    torch._foreach_add_(params, directions)
+    torch._foreach_add_(params, directions, alpha=along)
 
 
 def _decaying(param: Tensor, step: Tensor, cautious: bool) -> Tensor:
