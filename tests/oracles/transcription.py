@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "root": 2.0,
     "interval": 2,
     "eigenvalues": "corrected",
-    "nesterov": 0.1,
+    "nesterov": 0.2,
     "clip": None,
     "grafting": "descent",
     "eps": 1e-8,
@@ -68,7 +68,7 @@ PAPER = {
     **{"maps": "truncated", "reorthonormalize": False, "start": 0.0, "turn_first": True, "nesterov": False},
     **{"relative_damping": False, "damping": 1e-12, "clip": 1.0, "max_dim": None, "max_ratio": None, "grafting": None},
 }
-EARLY_STEPS, GAP, CAP = 100, 0.1, 0.5
+EARLY_STEPS, GAP, CAP, UNEVEN = 100, 0.1, 0.5, 0.1
 
 
 class Factor:
@@ -282,13 +282,13 @@ class Tensor:
         return (self.alpha * np.maximum(spectrum, 1e-300)) ** (-1 / self.o["root"])
 
     def lengthened(self, step: Array, G: Array) -> Array:
-        """Lengthen a step by what was gained: to 1, or to three times Adam's if all its entries were alike."""
+        """Even out a step, and lengthen it by what was gained up to three times an even one of Adam's; never over 1."""
         has_basis = any(factor.blocks for factor in self.factors)
         if self.o["grafting"] != "descent" or self.o["root"] != 2 or not has_basis or not np.any(step):
             return step
         momentum = G if self.o["betas"][0] == 0 else self.momentum
         longest = min(1.0, 3 * size(momentum) / size(1 / self.inverse_root()))
-        return step * min(self.gain, max(1.0, longest / size(step)))
+        return evened(step) * min(self.gain, max(1.0, longest / size(step)), 1 / size(step))
 
     def limited(self, step: Array, gradient: Array) -> Array:
         """Give the step the size of Adam's or RMSprop's; clip its root mean square."""
@@ -319,6 +319,18 @@ class Tensor:
                 product = self.format.product(Q.T, rows.reshape(factor.size, -1))
                 x = np.moveaxis(product.reshape(rows.shape), 0, axis)
         return x
+
+
+def evened(step: Array) -> Array:
+    """Divide rows and columns (slices of each axis, if there are more) by their sizes, and keep the size of all."""
+    if step.ndim < 2:
+        return step
+    result = step.copy()
+    for axis in range(step.ndim):
+        for at in range(step.shape[axis]):
+            share = (size(step.take(at, axis)) / size(step)) ** 2
+            np.moveaxis(result, axis, 0)[at] /= math.sqrt(share + UNEVEN)
+    return result * (size(step) / size(result))
 
 
 def size(x: Array) -> float:

@@ -6,6 +6,7 @@ readers pass over.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -19,10 +20,26 @@ import eigenstep
 
 @lru_cache
 def code_version() -> str:
-    """Return a fingerprint of the sources that our optimizers consist of."""
+    """Return a fingerprint of the sources that our optimizers consist of; comments and docstrings do not count."""
     root = Path(eigenstep.__file__).parent
     sources = sorted(path for part in ("optim", "core") for path in (root / part).rglob("*.py"))
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:8]
+    return hashlib.sha256("\0".join(without_words(path.read_text("utf-8")) for path in sources).encode()).hexdigest()[
+        :8
+    ]
+
+
+def without_words(source: str) -> str:
+    """Return what a program does, in a form that is the same whatever its comments, docstrings and line breaks say."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def _is_text(line: ast.AST) -> bool:
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
 
 
 def lines(path: Path) -> Iterator[tuple[int, Any]]:

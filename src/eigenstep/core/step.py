@@ -49,6 +49,17 @@ def blend(past: Tensor, newest: Rate, rate: Rate, decay: float) -> Tensor:
     return (1 - decay * rate) * past + rate * newest
 
 
+def running_rate(beta: Tensor, time: Tensor, start: float) -> Tensor:
+    """Return the weight of the newest term of a running average at each time 1, 2, ...
+
+    With ``start = 1`` it is ``(1 - beta) / (1 - beta^t)``, Adam's bias correction written as a recursion: the average
+    starts as a mean. Larger values forget the first terms faster, about as ``start / t``; 0 means ``1 - beta`` always.
+    """
+    if start == 0:
+        return (1 - beta).expand_as(time)
+    return (1 - beta) / (1 - beta ** (time if start == 1 else 1 + (time - 1) / start))
+
+
 def learn(
     eigs: Tensor,
     W: Tensor,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .stacks import Member
 
 Gradients = Mapping[Tensor, Any]
+Group = Mapping[str, Any]
 Counts = dict[tuple[Tensor, int], int]
 """How many steps were taken, for a parameter and the number of one of its layouts."""
 RARE = 50
@@ -65,7 +66,7 @@ class Diagonals:
         """Return second moments of all members in order, many in one tensor, and the sizes of the members in it."""
         return [(flat.state["second_moment"], flat.sizes) for flat in self._flats]
 
-    def step(self, group: Mapping[str, Any], gradients: Gradients, samples: Mapping[Tensor, Tensor]) -> bool:
+    def step(self, group: Group, gradients: Gradients, samples: Mapping[Tensor, Tensor]) -> bool:
         """Move the parameters without making steps first, if that is possible, and tell whether it was.
 
         Args:
@@ -91,9 +92,7 @@ class Diagonals:
                 torch._foreach_addcdiv_(weights, *fractions, lr if group["maximize"] else -lr)
         return True
 
-    def directions(
-        self, group: Mapping[str, Any], gradients: Gradients, samples: Mapping[Tensor, Tensor]
-    ) -> list[Tensor]:
+    def directions(self, group: Group, gradients: Gradients, samples: Mapping[Tensor, Tensor]) -> list[Tensor]:
         """Return the steps, before the learning rate; the arguments are those of ``step``."""
         found: list[Tensor] = []
         for flat in self._flats:
@@ -126,7 +125,7 @@ class _Flat:
                     states[member.param][name + member.suffix] = view.view(part.shape)
 
     def learn(
-        self, group: Mapping[str, Any], gradients: Gradients, samples: Mapping[Tensor, Tensor]
+        self, group: Group, gradients: Gradients, samples: Mapping[Tensor, Tensor]
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Learn from gradients; give out, part by part, the numerators and denominators of the steps."""
         state, members, params = self.state, self.members, [member.param for member in self.members]
@@ -164,22 +163,12 @@ class _Flat:
 
 
 def _learn(
-    gradient: Tensor,
-    vectors: Tensor | None,
-    state: State,
-    weights: Sequence[Any],
-    wide: torch.dtype,
-    group: Mapping[str, Any],
+    gradient: Tensor, vectors: Tensor | None, state: State, weights: Sequence[Any], wide: torch.dtype, group: Group
 ) -> tuple[Tensor, Tensor]:
-    """Take a gradient into the averages, in place, and return numerator and denominator of the step.
+    """Take a flat gradient into the averages, in place, and return numerator and denominator of the step.
 
-    Args:
-        gradient: flat.
-        vectors: what is squared instead of the gradient, on the last axis.
-        state: the averages.
-        weights: those of the newest terms.
-        wide: number format of the arithmetic.
-        group: the options.
+    Averages are in ``state``, and their newest terms have ``weights``. If there are ``vectors``, on the last axis, they
+    are squared instead of the gradient. ``wide`` is the number format of the arithmetic.
     """
     first, second = weights
     gradient = _within_range(gradient, wide, group)
@@ -203,7 +192,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
-def _within_range(x: Tensor, wide: torch.dtype, group: Mapping[str, Any]) -> Tensor:
+def _within_range(x: Tensor, wide: torch.dtype, group: Group) -> Tensor:
     """Return numbers in the format of the arithmetic, cut where squares could overflow; zero for what is none."""
     most = torch.finfo(wide).max ** 0.5 / 16
     x = x.nan_to_num(0.0, 0.0, 0.0) if group["nonfinite"] == "ignore" else x

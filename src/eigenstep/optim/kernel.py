@@ -25,8 +25,8 @@ from torch import Tensor
 from ..core.generators import ROTATIONS
 from ..core.maps import cayley, exp, quadratic, reorthonormalize, truncated_cayley, truncated_exp
 from ..core.numerics import HALF, accumulation_dtype, largest, matmul
-from ..core.step import learn, normalize
-from .state import Rates, Rule, State
+from ..core.step import learn, normalize, running_rate
+from .state import Rates, Rule, State, products_of_eigs
 
 Turns = Mapping[int, Tensor]
 """For some axes, a matrix to turn it by: a basis ``B`` or a rotation ``Q``, shape ``(b, k or 1, n, n)``."""
@@ -38,6 +38,7 @@ FAINT = 1e-8
 GAP = 0.1
 """Relative gap below which the paper's rotations count eigenvalues as equal; it leaves that open, and less is worse."""
 LONGEST = 3.0  # times the size of Adam's step, if its entries were alike, is what steps are lengthened to at most
+UNEVEN = 0.1  # of the mean square of a step is added to that of its rows and columns, lest faint ones grow at will
 CAP = 0.5
 """Longest generator, as ``||N^2||_F^(1/2)``, for maps that are not exact: a Newton-Schulz step mends what they bend."""
 
@@ -70,7 +71,7 @@ def step(
             bases[axis] = state[f"basis_{axis}"]
     plain = _within_range(gradient, state, bases)
     rotated = rotate(plain, bases)
-    rate = _rate(rates.beta2, state["step"], rule.start)
+    rate = running_rate(rates.beta2, state["step"], rule.start)
     if "gain" in state:
         # Steps of unit entries, sign(G), lower the loss by the sum of magnitudes, which is smaller in the eigenbasis:
         # how much? The order of a sum must not depend on how a gradient lies in memory, hence flat; zero is no news.
@@ -81,7 +82,7 @@ def step(
     del plain  # memory is short while bases turn
     if "momentum" in state:
         # If second moments forgot their first terms more than twice as fast, steps would grow where gradients vanish.
-        weight = _rate(rates.beta1, state["step"], max(min(rule.start, 1.0), rule.start / 2))
+        weight = running_rate(rates.beta1, state["step"], max(min(rule.start, 1.0), rule.start / 2))
         weight = weight.view(-1, *[1] * (rotated.ndim - 1)).to(state["momentum"].dtype)
         state["momentum"].lerp_(rotated.to(weight.dtype), weight)
     turns: dict[int, Tensor] = {}
@@ -224,7 +225,7 @@ def _turning(rule: Rule, rates: Rates, state: State, bases: Turns) -> dict[str, 
     }
     orthogonal = maps[rule.maps] if isinstance(rule.maps, str) else rule.maps
     return {
-        "basis_rate": _rate(basis_beta, state["turns"], rule.start)[:, None, None],
+        "basis_rate": running_rate(basis_beta, state["turns"], rule.start)[:, None, None],
         "rotation": rotation,
         "orthogonal": orthogonal,
         "dtype": next(iter(bases.values())).dtype,
@@ -278,16 +279,8 @@ def _turn(
     """Turn the bases, ``B <- B Q``, and with them the momentum, which lives in their coordinates.
 
     Second moments stay those of the old coordinates, and never below the square of the momentum in the new ones:
-    without this, steps could be of any size.
-
-    Args:
-        turns: ``Q`` of the axes that turn.
-        bases: ``B`` of all axes that have one, changed in place.
-        state: the stack's state, changed in place.
-        rule: what to do.
-        given: which elements of the stack have other curvature than the gradient's.
-        newest: a gradient that is stepped along in the new coordinates, times the root of its weight in the second
-            moments, which are no smaller than its square either.
+    without this, steps could be of any size. Nor are they below that of the ``newest`` gradient, if it is stepped along
+    in the new coordinates; it comes times the root of its weight in them. Both hold where curvature is not ``given``.
     """
     for axis, q in turns.items():
         turned = matmul(bases[axis], q)
@@ -303,21 +296,12 @@ def _turn(
             state["second_moment"].clamp_min_((moment / scale).square_())
 
 
-def products_of_eigs(state: State, axes: int) -> Tensor:
-    """Return the products of all axes' eigenvalues, shape ``(b, k, n0, ..., nl)``: those of ``S`` but for its scale."""
-    spectrum = state["eigs_0"].view(*state["eigs_0"].shape, *[1] * (axes - 1))
-    for axis in range(1, axes):
-        eigs = state[f"eigs_{axis}"]
-        spectrum = spectrum * eigs.view(len(eigs), 1, *[1] * axis, -1, *[1] * (axes - 1 - axis))
-    return spectrum
-
-
 def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
     """Return the step in the eigenbasis, all zero as long as no curvature was seen.
 
     It is the momentum, with some more weight on the newest gradient, or that gradient alone if there is no momentum,
-    divided by the eigenvalues to the power ``1/p``, and lengthened until it descends as fast as Adam's. It takes the
-    place of the gradient.
+    divided by the eigenvalues to the power ``1/p``, evened out, and lengthened until it descends as fast as Adam's, but
+    never beyond a root mean square of one. It takes the place of the gradient.
     """
     direction = momentum = state["momentum"].to(rotated.dtype) if "momentum" in state else rotated
     if "second_moment" in state:
@@ -335,11 +319,30 @@ def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Te
     direction = torch.div(direction, root.mul_(unit).clamp_min_(tiny), out=rotated)
     if most is not None:  # sizes beyond the number format count as too large
         size = torch.linalg.vector_norm(direction, dim=tuple(range(1, direction.ndim)), keepdim=True).clamp_min(tiny)
-        direction.mul_(torch.minimum(state["gain"].view_as(size), (most / size).clamp_min(1.0)))
+        same = _even_out(direction, size) if direction.ndim > 3 else 1.0
+        longer = torch.minimum(state["gain"].view_as(size), (most / size).clamp_min(1.0))
+        direction.mul_(same * torch.minimum(longer, direction[0].numel() ** 0.5 / size))
     if rule.root != 2:
         # Of alpha^(1/p) = scale^(2/p) the rest: in one factor, it could leave the range of the number format.
         direction.div_(scale.pow(2 / rule.root - 1).clamp_min_(tiny))
     return direction
+
+
+def _even_out(direction: Tensor, size: Tensor) -> Tensor:
+    """Even out the rows and columns of steps in the eigenbasis, in place; return what gives them their norms back.
+
+    Muon makes all singular values of a step equal, which takes 15 products. In the eigenbasis it is whole rows and
+    columns that are longer than others, and dividing by their root mean squares comes close to it without any.
+    """
+    axes, limits = range(1, direction.ndim), torch.finfo(size.dtype)
+    size, factors = size.clamp_max(limits.max), []
+    for axis in axes[1:]:
+        others = (*axes[2:],) if axis == 2 else (*axes[: axis - 1], *axes[axis:])  # rows are those of all blocks
+        length = torch.linalg.vector_norm(direction, dim=others, keepdim=True).clamp_max_(limits.max)
+        factors.append(length.div_(size).square_().mul_(length[0].numel()).add_(UNEVEN).rsqrt_())
+    for factor in factors:
+        direction.mul_(factor)
+    return size / torch.linalg.vector_norm(direction, dim=tuple(axes), keepdim=True).clamp_(limits.tiny, limits.max)
 
 
 def _longest(momentum: Tensor, root: Tensor) -> Tensor:
@@ -367,7 +370,7 @@ def _limit(direction: Tensor, gradient: Tensor, bases: Turns, state: State, rule
 
 def _grafted_step(gradient: Tensor, bases: Turns, state: State, rule: Rule, rates: Rates) -> Tensor:
     """Return the step that Adam or RMSprop would take, before the learning rate."""
-    weight = _rate(rates.beta2, state["step"], min(rule.start, 1.0)).view(-1, *[1] * (gradient.ndim - 1))
+    weight = running_rate(rates.beta2, state["step"], min(rule.start, 1.0)).view(-1, *[1] * (gradient.ndim - 1))
     # Of the mean square the root is kept: hypot squares what does not fit the number format if squared.
     root = torch.hypot((1 - weight).sqrt() * state["graft"].to(gradient.dtype), weight.sqrt() * gradient)
     state["graft"].copy_(root)
@@ -383,14 +386,3 @@ def _size(x: Tensor) -> Tensor:
     axes = tuple(range(1, x.ndim))
     unit = x.abs().amax(axes, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
     return unit * torch.linalg.vector_norm(x / unit, dim=axes, keepdim=True) / x[0].numel() ** 0.5
-
-
-def _rate(beta: Tensor, time: Tensor, start: float) -> Tensor:
-    """Return the weight of the newest term of a running average at each time 1, 2, ...
-
-    With ``start = 1`` it is ``(1 - beta) / (1 - beta^t)``, Adam's bias correction written as a recursion: the average
-    starts as a mean. Larger values forget the first terms faster, about as ``start / t``; 0 means ``1 - beta`` always.
-    """
-    if start == 0:
-        return (1 - beta).expand_as(time)
-    return (1 - beta) / (1 - beta ** (time if start == 1 else 1 + (time - 1) / start))

@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.linalg import diagonal
 
 from ..core.maps import exp
-from ..core.step import learn
+from ..core.step import learn, running_rate
 from . import kernel
-from .state import Rates, Rule, State
+from .state import Rates, Rule, State, products_of_eigs
 
 WARM = 3
 """The first guess of the curvature counts as so many estimates."""
@@ -46,7 +46,7 @@ def roots(state: State) -> Tensor:
     """Return the square roots of the eigenvalues of ``S``, shape ``(b, k, n0, ..., nl)``."""
     products = state.get("second_moment")
     if products is None:
-        products = kernel.products_of_eigs(state, sum(name.startswith("eigs") for name in state))
+        products = products_of_eigs(state, sum(name.startswith("eigs") for name in state))
     return products.to(state["scale"].dtype).sqrt().mul_(state["scale"].view(-1, *[1] * (products.ndim - 1)))
 
 
@@ -105,7 +105,7 @@ def reparametrized(
     surplus = (ess**0.5 * found / root + (rates.damping / root.square() - 1) * noise).clamp(-most, most)
     turns = _learn(noise, surplus, state, rule, rates, bases if turn else {}, average)
     if "momentum" in state:
-        weight = kernel._rate(rates.beta1, state["step"], min(rule.start, 1.0)).view(-1, *[1] * (rotated.ndim - 1))
+        weight = running_rate(rates.beta1, state["step"], min(rule.start, 1.0)).view(-1, *[1] * (rotated.ndim - 1))
         state["momentum"].lerp_(rotated.to(state["momentum"].dtype), weight.to(state["momentum"].dtype))
     direction = kernel.rotate(kernel._precondition(rotated, state, rule, rates), bases, back=True)
     kernel._turn(turns, bases, state, rule, given)
@@ -116,7 +116,7 @@ def _learn(
     z: Tensor, v: Tensor, state: State, rule: Rule, rates: Rates, bases: kernel.Turns, average: Callable[..., Tensor]
 ) -> dict[int, Tensor]:
     """Learn eigenvalues and scale from ``z`` and ``v``, shape ``(b, k, n0, ..., nl, K)``; return rotations."""
-    rate = kernel._rate(rates.beta2, state["step"], rule.start)[:, None, None]
+    rate = running_rate(rates.beta2, state["step"], rule.start)[:, None, None]
     turning = kernel._turning(rule, rates, state, bases) if bases else {}
     learned, turns = [], {}
     for axis in range(z.ndim - 3):

@@ -38,11 +38,11 @@ class Spectral(Optimizer):
     gradients by matrix products alone: no decomposition, any root ``p``, and stable in bfloat16. Vectors, scalars
     and embeddings step as in AdamW. Learning rates that suit AdamW suit it, too.
 
-    No stream of gradients makes steps large: in the eigenbasis, corrected second moments are never below the square of
-    the momentum, and the root mean square of a step is at most ``(1 - w) + w / sqrt(1 - betas[1])`` learning rates with
-    equal betas and ``w = nesterov``, 1.5 by default. Without momentum ``w`` is 1. If ``betas[0]**2 > betas[1]``, steps
-    grow between turns while gradients vanish, and without bases have no bound, as in AdamW; nor have they for Kronecker
-    eigenvalues, which ``clip`` is for. Embeddings have AdamW's own bound, which is 7.3 for their longer memory.
+    No stream of gradients makes steps large: the root mean square of that of a matrix is at most one learning rate.
+    Without ``grafting="descent"``, corrected second moments are still never below the square of the momentum, and bound
+    it by ``(1 - w) + w / sqrt(1 - betas[1])`` with equal betas and ``w = nesterov`` (1 without momentum), as long as
+    ``betas[0]**2 <= betas[1]``. Kronecker eigenvalues have ``clip`` for that. Vectors have AdamW's own bound, 1.2, and
+    embeddings, for their longer memory, 7.3.
 
     Examples:
         >>> import torch
@@ -66,7 +66,7 @@ class Spectral(Optimizer):
         root: float = 2.0,
         interval: Interval = 2,
         eigenvalues: str = "corrected",
-        nesterov: float | bool = 0.1,
+        nesterov: float | bool = 0.2,
         clip: float | None = None,
         grafting: str | None = "descent",
         structure: str = "auto",
@@ -120,9 +120,9 @@ class Spectral(Optimizer):
             nesterov: weight of the newest gradient beside the momentum's; ``True`` for Nesterov's own ``1 - betas[0]``,
                 0 for momentum alone. Less where steps are too restless.
             clip: largest root mean square of a layer's step before the learning rate. 1 if the loss has spikes.
-            grafting: what sizes each layer's step. "descent" lengthens it until it lowers the loss as fast as Adam's
-                would at the same learning rate, but not beyond Adam's largest step, nor three times its present one.
-                Other roots than 2 want "adam" or "rms" (RMSprop), or ``None``, which leaves steps as they are.
+            grafting: "descent" evens out the rows and columns of each layer's step in the eigenbasis, and lengthens it
+                until it lowers the loss as fast as Adam's would at the same learning rate, but not beyond its largest
+                step, nor three times its present one. Roots other than 2 want the size of "adam", "rms" or ``None``.
             structure: "kronecker", one factor per side, the first axis against the rest; "auto" is the same, but steps
                 the matrices of a stack ``(experts, n, m)`` one by one, and embeddings as AdamW does, with a second
                 moment that remembers 50 times longer (1024 rows or more, 16 times as many as columns, and 32 of these

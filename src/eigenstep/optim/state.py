@@ -26,7 +26,7 @@ class Rule:
     rotation: str | Rotation = "bounded"
     maps: str | Orthogonal = "quadratic"
     reorthonormalize: bool = True
-    nesterov: float | bool = 0.1
+    nesterov: float | bool = 0.2
     turn_first: bool = False
     eigenvalues_wait: bool = False
     start: float = 1.0
@@ -89,3 +89,12 @@ def new_state(
     elif rule.grafting == "descent" and rule.root == 2 and any(full):
         state["gain"] = torch.ones_like(state["scale"])
     return state | {name: torch.zeros(shape, dtype=dtype, device=device) for name in large}
+
+
+def products_of_eigs(state: State, axes: int) -> Tensor:
+    """Return the products of all axes' eigenvalues, shape ``(b, k, n0, ..., nl)``: those of ``S`` but for its scale."""
+    spectrum = state["eigs_0"].view(*state["eigs_0"].shape, *[1] * (axes - 1))
+    for axis in range(1, axes):
+        eigs = state[f"eigs_{axis}"]
+        spectrum = spectrum * eigs.view(len(eigs), 1, *[1] * axis, -1, *[1] * (axes - 1 - axis))
+    return spectrum
