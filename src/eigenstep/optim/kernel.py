@@ -75,8 +75,8 @@ def step(
         # Steps of unit entries, sign(G), lower the loss by the sum of magnitudes, which is smaller in the eigenbasis:
         # how much? The order of a sum must not depend on how a gradient lies in memory, hence flat; zero is no news.
         sizes = plain.flatten(1).abs_()
-        gain = sizes.sum(1) / torch.abs(rotated.flatten(1), out=sizes).sum(1)
-        state["gain"].lerp_(torch.where(gain.isfinite(), gain, state["gain"]).clamp_min(1.0), rate)
+        before, after = sizes.sum(1), torch.abs(rotated.flatten(1), out=sizes).sum(1)
+        state["gain"].lerp_(torch.where(after > 0, before / after, state["gain"]).clamp_min_(1.0), rate)
         del sizes
     del plain  # memory is short while bases turn
     if "momentum" in state:
@@ -139,11 +139,12 @@ def _whiten(samples: Tensor, state: State, rule: Rule, rates: Rates) -> tuple[Te
         unit = torch.maximum(unit, rates.damping.sqrt())
     unit = torch.where(unit > 0, unit, 1.0)
     torch.div(samples, unit.view(-1, *[1] * (samples.ndim - 1)), out=whitened)
-    size = torch.linalg.vector_norm(whitened, dim=axes) / samples[0, ..., 0].numel() ** 0.5
+    size = torch.linalg.vector_norm(whitened, dim=axes) / samples.shape[1:-1].numel() ** 0.5
     least = torch.finfo(unit.dtype).tiny ** 0.5  # whose square is still a number, however large the newest samples are
     scale = torch.where(state["scale"] > 0, (state["scale"] / unit).clamp_min(least), size)
-    state["scale"].copy_(torch.where(scale > 0, unit, 0.0))
-    return whitened, torch.where(scale > 0, scale, 1.0).square()
+    known = scale > 0
+    torch.mul(unit, known, out=state["scale"])
+    return whitened, torch.where(known, scale, 1.0).square_()
 
 
 def _learn(

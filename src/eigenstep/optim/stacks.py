@@ -111,7 +111,7 @@ class Plan:
         return " and ".join(text if count == 1 else f"{count} times ({text})" for text, count in texts)
 
 
-MOST, MOST_ON_CPU = 2**22, 2**18
+MOST, MOST_ON_CPU = 2**22, 2**20
 """So many weights are stepped at a time: what is computed on the way takes up to ten times their memory. On a CPU it is
 best if that stays in the cache."""
 
