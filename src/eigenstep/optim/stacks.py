@@ -112,8 +112,7 @@ class Plan:
 
 
 MOST, MOST_ON_CPU = 2**22, 2**20
-"""So many weights are stepped at a time: what is computed on the way takes up to ten times their memory. On a CPU it is
-best if that stays in the cache."""
+"""So many weights step at a time, fewer on a CPU for its cache: what is computed takes ten times that memory."""
 
 
 class Member(NamedTuple):
