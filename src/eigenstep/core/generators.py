@@ -53,16 +53,15 @@ def bounded(eigs: Tensor, average: Tensor, *, pairwise: bool = False) -> Tensor:
     which gives the exact Jacobi angle of each pair by itself, best for low-rank or deterministic curvature.
     """
     # Scaling A leaves N unchanged; at unit size, squares neither overflow nor vanish.
-    largest = average.abs().amax((-2, -1), keepdim=True)
-    off = average / largest.clamp_min(torch.finfo(average.dtype).tiny)
+    tiny, off = torch.finfo(average.dtype).tiny, average.abs()
+    torch.div(average, off.amax((-2, -1), keepdim=True).clamp_min_(tiny), out=off)
     values = diagonal(off).clone()
     diagonal(off).zero_()
     # From here on in place: these matrices are as large as the bases, and memory is what takes the time.
     size = values[..., None, :] - values[..., :, None]  # -D
     # Too small to matter except where two eigenvalues are equal: there it decides the sign, one way round.
-    tiny = torch.finfo(off.dtype).tiny
     tie = torch.full_like(off[(0,) * (off.ndim - 2)], tiny).triu_(1)
-    size.add_(tie.mT - tie)
+    size.sub_(tie - tie.mT)
     # Entries whose squares vanish in this number format must not blow up: with this floor their rows stay short, too.
     floor = 2 * off.shape[-1] ** 2 * tiny
     if pairwise:

@@ -99,7 +99,7 @@ def reorthonormalize(basis: Tensor) -> Tensor:
     The defect ``||B^T B - I||`` is squared, up to the rounding of the basis' own number format.
     """
     b = basis.float() if basis.dtype in HALF else basis
-    return (b @ (b.mT @ b)).mul_(-0.5).add_(b, alpha=1.5).to(basis.dtype)
+    return (b @ (b.mT @ b)).lerp_(b, 1.5).to(basis.dtype)
 
 
 ORTHOGONAL: Mapping[str, Orthogonal] = {f.__name__: f for f in (cayley, truncated_cayley, quadratic)}

@@ -75,10 +75,9 @@ def step(
     if "gain" in state:
         # Steps of unit entries, sign(G), lower the loss by the sum of magnitudes, which is smaller in the eigenbasis:
         # how much? The order of a sum must not depend on how a gradient lies in memory, hence flat; zero is no news.
-        sizes = plain.flatten(1).abs_()
-        gain = sizes.sum(1) / torch.abs(rotated.flatten(1), out=sizes).sum(1)
-        state["gain"].lerp_(torch.where(gain.isfinite(), gain, state["gain"]).clamp_min(1.0), rate)
-        del sizes
+        plain = plain.flatten(1).abs_()
+        before, after = plain.sum(1), torch.abs(rotated.flatten(1), out=plain).sum(1)
+        state["gain"].lerp_(torch.where(after > 0, before / after, state["gain"]).clamp_min_(1.0), rate)
     del plain  # memory is short while bases turn
     if "momentum" in state:
         # If second moments forgot their first terms more than twice as fast, steps would grow where gradients vanish.
@@ -140,20 +139,17 @@ def _whiten(samples: Tensor, state: State, rule: Rule, rates: Rates) -> tuple[Te
         unit = torch.maximum(unit, rates.damping.sqrt())
     unit = torch.where(unit > 0, unit, 1.0)
     torch.div(samples, unit.view(-1, *[1] * (samples.ndim - 1)), out=whitened)
-    size = torch.linalg.vector_norm(whitened, dim=axes) / samples[0, ..., 0].numel() ** 0.5
+    size = torch.linalg.vector_norm(whitened, dim=axes) / samples.shape[1:-1].numel() ** 0.5
     least = torch.finfo(unit.dtype).tiny ** 0.5  # whose square is still a number, however large the newest samples are
     scale = torch.where(state["scale"] > 0, (state["scale"] / unit).clamp_min(least), size)
-    state["scale"].copy_(torch.where(scale > 0, unit, 0.0))
-    return whitened, torch.where(scale > 0, scale, 1.0).square()
+    torch.mul(unit, scale > 0, out=state["scale"])
+    return whitened, torch.where(scale > 0, scale, 1.0).square_()
 
 
 def _learn(
     samples: Tensor, past: Tensor, state: State, rule: Rule, rates: Rates, rate: Tensor, bases: Turns
 ) -> dict[int, Tensor]:
-    """Learn ``d`` of each axis, ``alpha`` and the corrected eigenvalues; return the rotations of the given bases.
-
-    The samples are used up.
-    """
+    """Learn ``d`` of each axis, ``alpha`` and corrected eigenvalues, using samples up; return rotations of bases."""
     axes = range(samples.ndim - 3)
     unit, inverses = past[:, None, None], []
     for axis in axes:
@@ -259,8 +255,7 @@ def _project_diagonal(square: Tensor | None, axis: int, inverses: list[Tensor]) 
 
 def _squares(samples: Tensor) -> Tensor:
     """Return the sum of the samples' squares, entry by entry, in their place."""
-    squares = samples.square_()
-    return squares[..., 0] if samples.shape[-1] == 1 else squares.sum(-1)
+    return samples.square_()[..., 0] if samples.shape[-1] == 1 else samples.square_().sum(-1)
 
 
 def _damping(past: Tensor, state: State, rule: Rule, rates: Rates, axes: range) -> Tensor:

@@ -288,13 +288,13 @@ def rule_of(group: Group) -> Rule:
     return Rule(*itemgetter(*Rule.__dataclass_fields__)(group))
 
 
-def rates_of(group: Group, dtype: torch.dtype, device: torch.device) -> Rates:
-    """Return the numbers of a step, in a number format and on a device."""
+def rates_of(group: Group, like: Tensor) -> Rates:
+    """Return the numbers of a step, in the number format and on the device of a tensor."""
     beta1, beta2 = group["betas"]
     basis = 1 - beta2 if group["basis_lr"] is None else group["basis_lr"]
     floor = LEAST_DAMPING if group["eigenvalues"] == "kronecker" and group["relative_damping"] else 0.0
     # Filled in on the device: copying a number to it would wait for it.
-    number = partial(torch.full, (), dtype=dtype, device=device)
+    number = partial(torch.full, (), dtype=like.dtype, device=like.device)
     return Rates(*map(number, (beta1, beta2, basis, max(floor, group["damping"]))))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar, cast
 
@@ -22,7 +22,6 @@ from .distributed.sharding import Sharding
 from .inspect import Sizes, Summary, metrics_of, name_of, noted, spectra_of, summary_of
 from .options import GO, RAISE, SKIP
 from .stacks import Stack, Stacks, complete, move
-from .state import Rates
 from .user_curvature import equal_vectors, vectors_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -304,8 +303,7 @@ class Spectral(Optimizer):
         turn: bool,
     ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         """Compute stack by stack, and give out parameters with their steps before the learning rate."""
-        rates = cache(partial(options.rates_of, group))  # the same for all stacks
-        compute = partial(self._directions, group, gradients=gradients, samples=samples, turn=turn, rates_of=rates)
+        compute = partial(self._directions, group, gradients=gradients, samples=samples, turn=turn)
         found = complete(stacks, compute)
         return found if self._sizes is None else noted(self._sizes, found, gradients, group["lr"])
 
@@ -316,11 +314,11 @@ class Spectral(Optimizer):
         gradients: Mapping[Tensor, Any],
         samples: Mapping[Tensor, Tensor],
         turn: bool,
-        rates_of: Callable[[torch.dtype, torch.device], Rates],
     ) -> Sequence[Tensor]:
         """Learn from the gradients of a stack and return the directions to go along, one for each member."""
         if isinstance(stack, Diagonals):
             return stack.directions(group, gradients, samples)
+        rates = options.rates_of(group, stack.state["scale"])
         params = list(map(attrgetter("param"), stack.members))
         gradient = stack.gather(list(map(gradients.__getitem__, params)))
         vectors = given = None
@@ -333,7 +331,6 @@ class Spectral(Optimizer):
         rule = options.rule_of(group)
         away = stack.packed or group["offload"]
         state = storage.opened(stack.state, gradient.device) if away else stack.state
-        rates = rates_of(state["scale"].dtype, gradient.device)
         stacked = self._kernel(gradient, vectors, state, rule, rates, turn, given)
         if away:
             storage.close(stack.state, state, state["step"])

@@ -111,9 +111,8 @@ class Plan:
         return " and ".join(text if count == 1 else f"{count} times ({text})" for text, count in texts)
 
 
-MOST, MOST_ON_CPU = 2**22, 2**18
-"""So many weights are stepped at a time: what is computed on the way takes up to ten times their memory. On a CPU it is
-best if that stays in the cache."""
+MOST, MOST_ON_CPU = 2**22, 2**20
+"""So many weights step at a time, fewer on a CPU for its cache: what is computed takes ten times that memory."""
 
 
 class Member(NamedTuple):
