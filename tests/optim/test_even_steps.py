@@ -36,7 +36,7 @@ def test_long_rows_and_columns_become_more_alike() -> None:
     x = uneven(1, 2, 8, 16)
     for before, after in ((x.flatten(1, 2), evened(x).flatten(1, 2)), (x.flatten(1, 2).mT, evened(x).flatten(1, 2).mT)):
         sizes = [torch.linalg.vector_norm(y, dim=-1) for y in (before, after)]
-        assert sizes[1].max() / sizes[1].mean() < 0.5 * sizes[0].max() / sizes[0].mean()
+        assert sizes[1].max() / sizes[1].mean() < 0.6 * sizes[0].max() / sizes[0].mean()
 
 
 def test_singular_values_come_closer_as_orthogonalization_would_have_it() -> None:
@@ -48,7 +48,8 @@ def test_singular_values_come_closer_as_orthogonalization_would_have_it() -> Non
 def test_faint_rows_do_not_grow_at_will() -> None:
     x = torch.ones(1, 1, 8, 4)
     x[0, 0, 0] = 1e-6
-    assert evened(x)[0, 0, 0].max() < 1e-6 / UNEVEN**0.5 * 1.1
+    others = evened(x)[0, 0, 1:].min()
+    assert evened(x)[0, 0, 0].max() < 1e-6 * others * ((8 / 7 + UNEVEN) / UNEVEN) ** 0.5 * 1.001
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e30])

@@ -17,6 +17,15 @@ from typing import Any
 
 import eigenstep
 
+SOURCES = (
+    *(f"core/{name}.py" for name in ("generators", "maps", "numerics", "step")),
+    *(
+        f"optim/{name}.py"
+        for name in ("diagonal", "kernel", "layout", "options", "recipes", "spectral", "stacks", "state")
+    ),
+)
+"""What a step of our optimizers runs through, in one process, with plain gradients and state in full precision."""
+
 
 @lru_cache
 def code_version() -> str:
