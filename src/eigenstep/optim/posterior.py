@@ -75,8 +75,8 @@ class SpectralPosterior(Spectral):
 
         Args:
             params: parameters, named parameters, or dictionaries that describe parameter groups.
-            lr: learning rate of the mean. Its steps are ``Spectral``'s, and shorter along what the prior decides: 0.01 to
-                0.03 for networks, or 0.03 to 0.3 with the natural gradients of ``root=1``. Always tune it.
+            lr: learning rate of the mean. Steps are ``Spectral``'s, damped by the prior: 0.01 to 0.03 for networks, or
+                0.03 to 0.3 with the natural gradients of ``root=1``. Always tune it.
             betas: decay of momentum and of curvature: (0.9, 0.99), with 0.999 for the noisy "reparametrization".
             ess: the effective number of examples, ``lambda``: how many the training data have. More makes the posterior
                 narrower ("colder"), as if each had been seen several times; networks often predict best with 5 to 10.
@@ -341,7 +341,7 @@ def _check(group: Mapping[str, Any]) -> None:
     if group["curvature"] == "reparametrization" and group["eigenvalues"] != "kronecker":
         raise ValueError('curvature="reparametrization" needs eigenvalues="kronecker": more of them would be noise')
     if group["grafting"] not in ("descent", None):
-        raise ValueError(f'a posterior has steps of its own size: grafting "descent" or None, got {group["grafting"]!r}')
+        raise ValueError(f"grafting of a posterior must be 'descent' or None, got {group['grafting']!r}")
     for name, value in FIXED.items():
         if group[name] != value:
             raise ValueError(f"a posterior has {name} fixed at {value!r}, got {group[name]!r}")
