@@ -155,11 +155,13 @@ def test_gradients_of_single_examples_find_the_fisher_matrix() -> None:
     assert error.norm() < 0.01 * want.norm()
 
 
-def test_squared_gradients_find_the_curvature_of_a_model_that_explains_the_data() -> None:
+@pytest.mark.parametrize(("root", "lr"), [(1.0, 0.05), (2.0, 0.01)])
+def test_squared_gradients_find_the_curvature_of_a_model_that_explains_the_data(root: float, lr: float) -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(20_000, 3, generator=generator) * torch.tensor([1.0, 2.0, 0.5])
     param = nn.Parameter(torch.ones(3))  # far from it, the gradient's mean would count, too
-    optimizer = Spectral.posterior([param], lr=0.05, ess=20_000, batch_size=20, structure="full", betas=(0.9, 0.999))
+    options: dict[str, Any] = {"root": root, "lr": lr, "structure": "full", "betas": (0.9, 0.999)}
+    optimizer = Spectral.posterior([param], ess=20_000, batch_size=20, **options)
     for _ in range(1500):
         some = inputs[torch.randint(20_000, (20,), generator=generator)]
         targets = some.sum(1) + torch.randn(20, generator=generator)
@@ -209,6 +211,23 @@ def test_the_estimate_of_a_kronecker_product_is_the_projection_of_the_hessian() 
         torch.testing.assert_close((found + found.T) / 2, want, atol=0.06, rtol=0.0)
         diagonal = posterior_kernel._surplus(z, v, axis, False)[0, 0]
         torch.testing.assert_close(diagonal, want.diagonal(), atol=0.06, rtol=0.0)
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (4,)])
+@pytest.mark.parametrize("root", [1.0, 2.0])
+def test_a_step_divides_by_the_root_of_the_curvature_with_the_prior(root: float, shape: tuple[int, ...]) -> None:
+    """The first one, along the gradient of loss and prior, in units in which a step of root 2 has entries of one."""
+    param, ess, batch, prior = nn.Parameter(torch.randn(shape)), 50.0, 10.0, 4.0
+    gradient, before = torch.randn(shape), param.detach().clone()
+    options: dict[str, Any] = {"root": root, "ess": ess, "batch_size": batch, "prior_precision": prior, "nesterov": 0.0}
+    optimizer = Spectral.posterior([param], lr=0.01, structure="diagonal", **options)
+    param.grad = gradient
+    optimizer.step()
+    total, floor = gradient + prior / ess * before, prior / ess
+    square = batch * total.square()  # an estimate of the curvature
+    want = total / (square + floor) if root == 1 else batch**0.5 * total / (square.sqrt() + floor**0.5)
+    torch.testing.assert_close(param.detach(), before - 0.01 * want)
+    torch.testing.assert_close(optimizer.covariance(param), torch.diag(1 / (ess * (square + floor)).flatten()))
 
 
 @pytest.mark.parametrize("options", [SQUARED, TRICK], ids=str)

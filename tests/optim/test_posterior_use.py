@@ -264,6 +264,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1.5}, "seed must be"),
     ({"weight_decay": 0.1}, "weight_decay fixed"),
     ({"maximize": True}, "maximize fixed"),
+    ({"grafting": "adam"}, "grafting"),
     ({"lr": -1.0}, "lr must be"),
     ({"no_such_option": 1}, "no_such_option"),
 ]

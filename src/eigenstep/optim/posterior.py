@@ -22,10 +22,17 @@ from .stacks import Stack
 
 FIXED: Mapping[str, Any] = {
     **dict.fromkeys(("relative_damping", "maximize", "residual", "turn_first", "eigenvalues_wait", "offload"), False),
-    **{"capturable": False, "grafting": None, "state_dtype": None, "weight_decay": 0.0, "nesterov": 0.0, "decay": 1.0},
+    **{"capturable": False, "state_dtype": None, "weight_decay": 0.0, "decay": 1.0},
 }
 """Options of ``Spectral`` that a posterior leaves no choice about."""
-SOURCES = ("squared", "reparametrization")
+SOURCES: Mapping[str, Mapping[str, Any]] = {
+    "squared": {"betas": (0.9, 0.99)},
+    "reparametrization": {
+        **{"betas": (0.9, 0.999), "root": 1.0, "start": 3.0},
+        **{"eigenvalues": "kronecker", "grafting": None, "nesterov": 0.0},
+    },
+}
+"""What curvature is learned from, and defaults that are not ``Spectral``'s."""
 Pairs = dict[Tensor, tuple[Tensor, Tensor]]
 """For each parameter, the noise of a draw in the eigenbasis and the gradient at it."""
 
@@ -68,18 +75,19 @@ class SpectralPosterior(Spectral):
 
         Args:
             params: parameters, named parameters, or dictionaries that describe parameter groups.
-            lr: learning rate of the mean, which has natural gradients: 0.03 to 0.3 for networks. Always tune it.
+            lr: learning rate of the mean. Steps are ``Spectral``'s, damped by the prior: 0.01 to 0.03 for networks, or
+                0.03 to 0.3 with the natural gradients of ``root=1``. Always tune it.
             betas: decay of momentum and of curvature: (0.9, 0.99), with 0.999 for the noisy "reparametrization".
             ess: the effective number of examples, ``lambda``: how many the training data have. More makes the posterior
-                narrower ("colder"), as if each had been seen several times; networks often predict best with 3 times.
+                narrower ("colder"), as if each had been seen several times; networks often predict best with 5 to 10.
             batch_size: how many examples the gradient of a step is the mean of, those of all ranks, and of all batches
                 that accumulate, together. Needed for ``curvature="squared"``.
             prior_precision: of the prior ``N(0, 1 / prior_precision)`` of each weight; divided by ``ess`` it is what
-                others call weight decay.
+                others call weight decay. 1 is the textbook's; networks want 15 to 100.
             curvature: what ``S`` learns from. "squared": outer products of gradients, times ``batch_size``, which have
                 little noise and are right where the model explains the data; or what ``step(curvature=...)`` is given.
                 "reparametrization": the gradients' dependence on the drawn weights, right everywhere, negative
-                curvature included, but noisy: for small models, large batches and antithetic pairs.
+                curvature included, but noisy: for small models, large batches and antithetic pairs. It has ``root=1``.
             antithetic: mirror every second draw of a step at the mean. With two of the same batch, the noise of the
                 batch cancels in curvature from the reparametrization trick.
             seed: of the draws of training, which depend on this, the step, the number of the draw and the rank alone.
@@ -87,12 +95,12 @@ class SpectralPosterior(Spectral):
                 weights. Every rank then keeps the whole state. It is noticed if DDP has averaged already.
             **more: options of ``Spectral``, such as ``structure``, ``interval``, ``root``, ``clip`` and ``nonfinite``.
         """
-        kind = (3.0, "kronecker", 0.999) if curvature == "reparametrization" else (2.0, "corrected", 0.99)
-        defaults = {"root": 1.0, "basis_lr": None, "start": kind[0], "eigenvalues": kind[1], **FIXED, **more}
+        kind = SOURCES["reparametrization" if curvature == "reparametrization" else "squared"]
+        defaults = {"basis_lr": None, **kind, **FIXED, **more, **({} if betas is None else {"betas": betas})}
         own = {"ess": ess, "batch_size": batch_size, "prior_precision": prior_precision, "curvature": curvature}
         self._own = {**own, "antithetic": antithetic, "seed": seed}
         self._averaging = distributed
-        super().__init__(params, lr, betas or (0.9, kind[2]), distributed=False, damping=1.0, **defaults)
+        super().__init__(params, lr, distributed=False, damping=1.0, **defaults)
         self.defaults.update(self._own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -208,7 +216,7 @@ class SpectralPosterior(Spectral):
                         options.check_gradient(param)
                         kept[param] = param.grad
                         param.grad = param.grad.add(param, alpha=group["damping"]).mul_(_unit(group))
-                group["lr"] = group["lr"] / _unit(group)
+                group["lr"] = group["lr"] * _unit(group) ** (1 - 2 / group["root"])  # steps of root 2 have no unit
             yield
         finally:
             for param, gradient in kept.items():
@@ -217,12 +225,11 @@ class SpectralPosterior(Spectral):
                 group["lr"] = lr
 
     def _step_group(self, group: dict[str, Any], params: list[Tensor], samples: Mapping[Tensor, Tensor]) -> None:
-        """Start with the curvature of a first gradient as if it came from ``ess`` examples, and step."""
-        for param in params:
+        """Step; the reparametrization trick starts with a first gradient as if it came from ``ess`` examples."""
+        for param in params if group["curvature"] == "reparametrization" else ():
             if not self.state.get(param):
                 state = options.initial_state(group, param, options.plan_of(group, param))
-                weight = group["ess"] / _unit(group) ** 2
-                posterior_kernel.begin(state, cast(Tensor, param.grad), weight, group["damping"])
+                posterior_kernel.begin(state, cast(Tensor, param.grad), group["ess"], group["damping"])
                 self.state[param].update(state)
         super()._step_group(group, params, samples)
 
@@ -333,6 +340,8 @@ def _check(group: Mapping[str, Any]) -> None:
         raise ValueError(f"seed must be a whole number from 0, got {group['seed']!r}")
     if group["curvature"] == "reparametrization" and group["eigenvalues"] != "kronecker":
         raise ValueError('curvature="reparametrization" needs eigenvalues="kronecker": more of them would be noise')
+    if group["grafting"] not in ("descent", None):
+        raise ValueError(f"grafting of a posterior must be 'descent' or None, got {group['grafting']!r}")
     for name, value in FIXED.items():
         if group[name] != value:
             raise ValueError(f"a posterior has {name} fixed at {value!r}, got {group[name]!r}")

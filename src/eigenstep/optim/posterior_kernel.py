@@ -71,9 +71,6 @@ def begin(state: State, gradient: Tensor, weight: float, damping: float) -> None
             value.fill_(WARM)
         elif name.startswith("scale"):
             value.copy_(size.expand_as(value))
-        elif name.startswith("second_moment"):
-            scaled = "scale" + name.removeprefix("second_moment") in state
-            value.copy_(torch.ones_like(size) if scaled else size.square())
 
 
 def reparametrized(

@@ -35,10 +35,12 @@ class Method:
     Attributes:
         train: Trains with options and returns a function that predicts.
         space: Options, and what random trials choose each from: a list, or the ends of a range of magnitudes.
+        version: Goes up when something changes that makes kept runs wrong.
     """
 
     train: Callable[[Problem, int, Options], Predict]
     space: Mapping[str, Any]
+    version: int = 1
 
 
 def fit(
@@ -242,7 +244,7 @@ RATES, DECAYS, PRIORS = (5e-4, 5e-3), [0.0, 0.1, 0.3, 1.0], [3.0, 10.0, 30.0]
 POINT = {"lr": RATES, "weight_decay": DECAYS}
 METHODS: Mapping[str, Method] = {
     "weights alone": Method(mode, POINT),
-    "Spectral.posterior": Method(posterior, {"lr": (0.03, 0.3), "ess": [3, 10], "prior": PRIORS}),
+    "Spectral.posterior": Method(posterior, {"lr": (0.01, 0.03), "ess": [5], "prior": (15.0, 80.0)}, version=2),
     "IVON": Method(ivon, {"lr": (0.03, 0.5), "ess": [3, 10], "prior": PRIORS, "hess_init": [0.1, 0.3, 1.0, 10.0]}),
     "last-layer Laplace": Method(partial(laplace, "last_layer", "kron"), {"prior": (0.03, 100.0)}),
     "Kronecker Laplace": Method(partial(laplace, "all", "kron"), {"prior": (1.0, 3000.0)}),
