@@ -66,7 +66,6 @@ def bar(total: int, wanted: bool) -> Iterator[Show]:
     if not wanted:
         yield lambda done, text: None
         return
-    Progress = require("rich.progress", "rich").Progress
-    with Progress() as display:
+    with require("rich.progress", "rich").Progress() as display:
         task = display.add_task("starting", total=total)
         yield lambda done, text: display.update(task, completed=done, description=text)

@@ -87,15 +87,13 @@ def sampled_fisher(
     check_nonempty(inputs, "inputs")
     check_size(draws, "draws")
 
-    def log_likelihood(outputs: Tensor, labels: Tensor) -> Tensor:
-        return distribution(outputs).log_prob(labels).sum()
-
     def pull_back(x: Tensor, score: Tensor) -> Tensor:
         return vjp(lambda p: predict(p, x), parameters)[1](score)[0]
 
     examples = torch.cat([inputs] * draws)
     outputs = vmap(predict, (None, 0))(parameters, examples)
-    scores = grad(log_likelihood)(outputs, distribution(outputs).sample())
+    labels = distribution(outputs).sample()
+    scores = grad(lambda f: distribution(f).log_prob(labels).sum())(outputs)
     return _mean(vmap(pull_back)(examples, scores))
 
 

@@ -170,9 +170,8 @@ class Descent:
         if len(self.history) > max_iter:
             return Ending("max_iter", f"max_iter={max_iter} steps are done, the expected gap is {gap:.3g} nats")
         if self.noisy and 2 * points > max_points:
-            return Ending(
-                "noise", f"the gap of {gap:.3g} nats is mostly noise, and more than {max_points} points are not allowed"
-            )
+            why = f"the gap of {gap:.3g} nats is mostly noise, and more than {max_points} points are not allowed"
+            return Ending("noise", why)
         return None
 
     def advance(self) -> Ending | None:

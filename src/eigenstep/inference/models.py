@@ -91,11 +91,8 @@ class Supervised:
 
     def empirical_fisher(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
         """Return the sum over examples of ``g_i g_i^T``, of each block, as a mean over points: biased."""
-
-        def loss(parameters: Any, x: Tensor, y: Tensor) -> Tensor:
-            return self.loss(self.predict(parameters, x), y)
-
-        gradients = vmap(vmap(grad(loss), (None, 0, 0)), (0, None, None))(points, self.inputs, self.targets)
+        gradient = grad(lambda w, x, y: self.loss(self.predict(w, x), y))
+        gradients = vmap(vmap(gradient, (None, 0, 0)), (0, None, None))(points, self.inputs, self.targets)
         scaled = {
             name: OuterProducts(each.flatten(0, 1) * (self.weight / len(each)) ** 0.5)
             for name, each in as_blocks(gradients, "gradients").items()

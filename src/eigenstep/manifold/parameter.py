@@ -56,9 +56,8 @@ class SPDParameter(nn.Module):
     @torch.no_grad()
     def _settled(self) -> Point:
         """Return the current point, after following the step of an optimizer if there was one."""
-        point = self._template.with_blocks(
-            [self._filled(block, index) for index, block in enumerate(self._template.blocks)]
-        )
+        blocks = [self._filled(block, index) for index, block in enumerate(self._template.blocks)]
+        point = self._template.with_blocks(blocks)
         step = torch.cat([tangent.flatten() for tangent in self.tangents])
         if not torch.isfinite(step).all():
             raise ValueError("the optimizer has put NaN or infinity into the parameters of SPDParameter")

@@ -147,9 +147,8 @@ class Matrix(Block):
     def steepest_growth(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``mean(d) v^T G v``, ``v`` the lowest eigenvector of ``G``, and ``F^-1 v v^T F^-T``, normalized."""
         roots = self.factor.eigs.rsqrt()
-        values, vectors = torch.linalg.eigh(
-            roots[..., :, None] * self.to_eigenbasis(gradient * self.weight) * roots[..., None, :]
-        )
+        dense = roots[..., :, None] * self.to_eigenbasis(gradient * self.weight) * roots[..., None, :]
+        values, vectors = torch.linalg.eigh(dense)
         slopes = values[..., 0] * self.factor.eigs.mean(-1)
         worst = slopes == slopes.min()
         w = torch.nn.functional.normalize(roots * vectors[..., 0] * worst[..., None], dim=-1)

@@ -110,9 +110,8 @@ class TangentView(SPD):
             else:
                 logs = diagonal(tangent) if isinstance(factor, Full) else tangent
                 values = factor.eigs.pow(power) * (1 + power * logs)
-                x = x * values.reshape(
-                    *batch, *(n if k - len(factors) == axis else 1 for k, n in enumerate(self.sizes))
-                )
+                shape = (n if k - len(factors) == axis else 1 for k, n in enumerate(self.sizes))
+                x = x * values.reshape(*batch, *shape)
         if isinstance(self.base, Kronecker):
             scale = scale_of(self.base).pow(power)
             scale = scale if self.log_scale is None else scale * (1 + power * self.log_scale)

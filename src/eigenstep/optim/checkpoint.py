@@ -58,14 +58,7 @@ def loading(
     """While an optimizer loads a checkpoint, check all of it first and keep its tensors and functions as they are.
 
     That is not left to torch, which copies functions, and casts state to the parameter's format: that would ruin
-    eigenvalues.
-
-    Args:
-        optimizer: who loads.
-        state_dict: what is loaded.
-        name: tells a parameter's name.
-        sharding: who owns what, if ranks share the work.
-        prepare: is called when everything is in place.
+    eigenvalues. When everything is in place, ``prepare`` is called.
     """
     check_outline(state_dict)
     functions: list[dict[str, Any]] = []
@@ -100,29 +93,18 @@ def read(
 ) -> tuple[list[dict[str, Any]], dict[Tensor, State]]:
     """Return parameter groups and the state of what is stepped here from a checkpoint, all of which must be right.
 
-    Args:
-        state_dict: what was loaded.
-        groups: the optimizer's own parameter groups.
-        defaults: its default options.
-        name: tells a parameter's name.
-        sharding: who owns what, if ranks share the work.
+    The groups and the defaults are the optimizer's own.
     """
     saved_groups, saved_state = check_outline(state_dict)
-    if len(saved_groups) != len(groups):
-        raise ValueError(
-            f"state_dict has a different number of parameter groups, {len(saved_groups)}, than the optimizer, "
-            f"{len(groups)}"
-        )
+    if (got := len(saved_groups)) != (wanted := len(groups)):
+        raise ValueError(f"state_dict has a different number of parameter groups, {got}, than the optimizer, {wanted}")
     found: dict[Tensor, Mapping[str, Tensor]] = {}
     whole: dict[Tensor, State] = {}  # what files without bases leave out
     host: set[Tensor] = set()
     new_groups, seen = [], set()
     for index, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
-        if len(saved["params"]) != len(group["params"]):
-            raise ValueError(
-                f"state_dict does not fit: group {index} must have {len(group['params'])} parameters, got "
-                f"{len(saved['params'])}"
-            )
+        if (got := len(saved["params"])) != (wanted := len(group["params"])):
+            raise ValueError(f"state_dict does not fit: group {index} must have {wanted} parameters, got {got}")
         new_groups.append(_checked_group(saved, group, defaults, index))
         options = {**defaults, **new_groups[-1]}
         for key, param in zip(saved["params"], group["params"], strict=True):

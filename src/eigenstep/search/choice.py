@@ -27,12 +27,6 @@ METHODS: Mapping[str, Begin] = {
 }
 
 
-def find_method(method: Any) -> Begin:
-    """Return a method by its name, or of the user's own: a function, or a class with a constructor ``start``."""
-    chosen = choose(method, METHODS, "method")
-    return getattr(chosen, "start", chosen)
-
-
 @dataclass(frozen=True)
 class Choice:
     """How runs begin, and descents, if there are any; and why."""
@@ -63,7 +57,8 @@ class Choice:
                 f"no descent, because {found[0]}" if found else "a descent, in case values are smooth",
                 f"the method {method!r}, because there are {d} coordinates",
             ]
-        begin = find_method(method)
+        chosen = choose(method, METHODS, "method")  # the user's own is a function, or a class with a `start`
+        begin: Begin = getattr(chosen, "start", chosen)
         if domain.categories:
             begin = partial(Mixed.start, begin=begin, categories=domain.categories)
         return cls(begin, descend, tuple(reasons), again=method != "cautious")

@@ -73,11 +73,7 @@ class Descent:
     def begin(cls, mean: Array, sigma: float, tolfun: float = 0.0) -> Descent:
         """Return a descent from ``mean``, at first with a step of ``sigma``."""
         zeros = np.zeros_like(mean)
-        return cls(mean, cls._isotropic(mean, sigma), mean, sigma, tolfun, zeros, zeros, np.ones(LOOK_BACK))
-
-    @staticmethod
-    def _isotropic(mean: Array, size: float) -> Array:
-        return size * np.eye(len(mean))
+        return cls(mean, sigma * np.eye(len(mean)), mean, sigma, tolfun, zeros, zeros, np.ones(LOOK_BACK))
 
     @property
     def sigma(self) -> Array:
@@ -146,8 +142,7 @@ class Descent:
     def _differences(self) -> Array:
         """Return the steps for slopes: at best the root of what rounding does to values, where the curvature is one."""
         step = 2 * math.sqrt(NOISE * abs(self.value)) or 1e-8
-        lengths = np.sqrt((self.factor * self.factor).sum(0))
-        return np.minimum(step if self.scaled else np.inf, LONGEST_DIFFERENCE * self.unit / lengths)
+        return np.minimum(step if self.scaled else np.inf, LONGEST_DIFFERENCE * self.unit / self.axes())
 
     def _measured(self, slope: Array) -> Descent:
         """Learn from a slope, and choose a direction."""
@@ -234,7 +229,7 @@ class Descent:
         if self.fresh or not self.scaled:
             return replace(self, over="rough")
         size = math.exp(float(np.log(self.axes()).mean()))
-        return replace(self, factor=self._isotropic(self.mean, size), fresh=True, measuring=True, step=0.0)
+        return replace(self, factor=size * np.eye(len(self.mean)), fresh=True, measuring=True, step=0.0)
 
     def deviations(self) -> Array:
         """Return the lengths of the factor's rows."""
@@ -368,6 +363,5 @@ class LimitedDescent(Descent):
     def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> Descent:
         """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the other way."""
         signs = np.where(flipped, -1.0, 1.0)
-        return replace(
-            self, mean=mean, slope=signs * self.slope, rising=signs * self.rising, memory=signs * self.memory
-        )
+        slope, rising, memory = signs * self.slope, signs * self.rising, signs * self.memory
+        return replace(self, mean=mean, slope=slope, rising=rising, memory=memory)

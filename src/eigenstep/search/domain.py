@@ -237,8 +237,6 @@ class Domain:
 
     def fold(self, u: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Bring a mean back between the walls; tell which coordinates that has flipped."""
-        if not self.bounded:
-            return u, np.zeros(u.shape, dtype=bool)
         x, flipped = _reflect(u * self.scale, *self._walls)
         return np.where(x == u * self.scale, u, x / self.scale), flipped
 
@@ -269,18 +267,17 @@ class Domain:
 
 def _reflect(x: Array, lower: Array, upper: Array) -> tuple[Array, NDArray[np.bool_]]:
     """Return ``x`` reflected into ``[lower, upper]``, and where the number of reflections is odd."""
-    flipped = np.zeros(x.shape, dtype=bool)
-    if not ((x < lower) | (x > upper)).any():
-        return x, flipped
+    below = x < lower
+    outside = below | (x > upper)
+    if not outside.any():
+        return x, outside
     both = np.isfinite(lower) & np.isfinite(upper)
     width = np.where(both, upper - lower, 1.0)
     start = np.where(np.isfinite(lower), lower, 0.0)
     phase = np.mod(x - start, 2 * width)
     inside = start + np.where(phase > width, 2 * width - phase, phase)
-    outside_low, outside_high = x < lower, x > upper
     with np.errstate(invalid="ignore"):
-        once = np.where(outside_low, 2 * lower - x, np.where(outside_high, 2 * upper - x, x))
-    outside = outside_low | outside_high
+        once = np.where(below, 2 * lower - x, 2 * upper - x)
     flipped = np.where(both, outside & (phase > width), outside)
     return np.where(outside, np.where(both, inside, once), x), flipped
 
@@ -317,10 +314,7 @@ def _read_side(side: Any, missing: float, d: int) -> Array:
 
 
 def _read_integers(integers: Sequence[int] | NDArray[np.bool_] | None, d: int) -> NDArray[np.bool_]:
-    mask = np.zeros(d, dtype=bool)
-    if integers is None:
-        return mask
-    given = np.asarray(integers)
+    given = np.asarray([] if integers is None else integers)
     if given.dtype == bool:
         if given.shape != (d,):
             raise ValueError(f"integers as a mask must have shape ({d},), got {given.shape}")
@@ -329,6 +323,7 @@ def _read_integers(integers: Sequence[int] | NDArray[np.bool_] | None, d: int) -
         raise TypeError(f"integers must be indices of coordinates or a mask, got {integers!r}")
     if given.size and (given.min() < -d or given.max() >= d):
         raise ValueError(f"integers must be indices below {d}, got {integers!r}")
+    mask = np.zeros(d, dtype=bool)
     mask[given.astype(int)] = True
     return mask
 

@@ -197,9 +197,12 @@ class Evaluator:
             raise self.first_error
 
     def close(self) -> None:
-        """Give up the executor if it was made here; workers that still hang are ended."""
+        """Give up the executor, without waiting, if it was made here; its processes, which may hang, are ended."""
         if self._factory is not None and self._executor is not None:
-            _discard(self._executor)
+            processes = list((getattr(self._executor, "_processes", None) or {}).values())
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            for process in processes:  # threads cannot be ended
+                process.kill()
             self._executor = None
 
     def _collect(self, evaluate: Callable[[Any], object], arguments: Sequence[Any]) -> Array:
@@ -249,8 +252,7 @@ class Evaluator:
                 assert self._factory is not None
                 self._executor = _prepare(self._factory())
             try:
-                future: Future[object] = self._executor.submit(self._fun, copy_point(point))
-                return future
+                return self._executor.submit(self._fun, copy_point(point))
             except BrokenExecutor as error:
                 self._note(error)
                 self.close()
@@ -266,11 +268,3 @@ def _prepare(executor: Any) -> Any:
         raise TypeError(f"executor must have a method submit, or return such an object; got {executor!r}")
     # A Dask client takes equal calls for one unless told otherwise; its executor does what others do.
     return executor.get_executor(pure=False) if hasattr(executor, "get_executor") else executor
-
-
-def _discard(executor: Any) -> None:
-    """Shut an executor down without waiting, and end its processes, which may hang; threads cannot be ended."""
-    processes = list((getattr(executor, "_processes", None) or {}).values())
-    executor.shutdown(wait=False, cancel_futures=True)
-    for process in processes:
-        process.kill()

@@ -250,9 +250,7 @@ class Search:
         return self._seconds + (0.0 if self._clock is None else time.monotonic() - self._clock)
 
     def _stretch(self) -> Array | None:
-        if not self._domain.whole:
-            return None
-        return self._domain.stretch(self.distribution.deviations(), self.population)
+        return self._domain.stretch(self.distribution.deviations(), self.population) if self._domain.whole else None
 
     def _reserved(self) -> int:
         return 0 if self.noise is None else self.noise.final  # for the answer, which has to be evaluated anew

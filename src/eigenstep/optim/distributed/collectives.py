@@ -33,8 +33,6 @@ class Item(NamedTuple):
 
 Pending = Iterator[tuple[Item, Tensor]]
 """Boxes on their way: waits for all of them, then gives each and its content."""
-
-
 Traffic = tuple[list[Item], list[Item], list[Item]]  # what goes out, comes in, and stays here
 
 
@@ -208,8 +206,7 @@ def _flat(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
 
 def local(tensor: Tensor) -> Tensor:
     """Return what this rank holds of a tensor; changes to it change the tensor."""
-    shard = getattr(tensor, "_local_tensor", None)
-    return tensor if shard is None else shard
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def local_gradient(param: Tensor) -> Tensor:

@@ -148,8 +148,7 @@ def group_of(param: Any) -> dist.ProcessGroup:
     if not is_sharded(param) or param.device_mesh.size() == dist.get_world_size():
         return world
     mesh = param.device_mesh
-    group: dist.ProcessGroup = (mesh if mesh.ndim == 1 else mesh._flatten()).get_group()
-    return group
+    return (mesh if mesh.ndim == 1 else mesh._flatten()).get_group()
 
 
 def describe(param: Any) -> tuple[Any, ...]:
