@@ -13,6 +13,13 @@ from .arguments import describe as describe
 from .numerics import HALF
 
 
+def check_rates(lr: float, basis_lr: float, decay: float) -> None:
+    """Raise unless these can be the rates of an update."""
+    check_number(lr, "lr", 0.0)
+    check_number(basis_lr, "basis_lr", 0.0)
+    check_number(decay, "decay", 0.0, 1.0)
+
+
 def check_linear(semidefinite: bool, lr: float, basis_lr: float, decay: float, rayleigh: bool) -> None:
     """Raise if eigenvalues that follow the linear update could turn negative."""
     if not semidefinite:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.linalg import diagonal
 
-from .checks import check_damping, check_linear, check_number, check_size, choose
+from .checks import check_damping, check_linear, check_rates, check_size, choose
 from .curvature import Curvature, factors_of, project, project_identity, scale_of
 from .generators import ROTATIONS, Rotation, bounded
 from .kronecker import Kronecker
@@ -169,9 +169,7 @@ def update(
     rotation, orthogonal = choose(rotation, ROTATIONS, "rotation"), choose(orthogonal, ORTHOGONAL, "orthogonal")
     positive = choose(positive, POSITIVE, "positive")
     projected = project(S, curvature)
-    check_number(lr, "lr", 0.0)
-    check_number(basis_lr, "basis_lr", 0.0)
-    check_number(decay, "decay", 0.0, 1.0)
+    check_rates(lr, basis_lr, decay)
     if positive is truncated_exp:
         check_linear(bool(curvature.semidefinite), lr, basis_lr, decay, rayleigh)
     check_size(sweeps, "sweeps")
