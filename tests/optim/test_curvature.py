@@ -96,9 +96,13 @@ class TestVectors:
         w.grad = torch.ones(8, 8)
         vector = torch.zeros(1, 8, 8)
         vector[0, 0, 0] = 8.0
-        optimizer = Spectral([w], lr=1.0, betas=(0.0, 0.9), weight_decay=0.0, damping=1e-4)
-        optimizer.step(curvature={w: vector})
+        twin = nn.Parameter(w.detach().clone())
+        twin.grad = w.grad.clone()
+        options = {"lr": 1.0, "betas": (0.0, 0.9), "weight_decay": 0.0, "damping": 1e-4}
+        Spectral([w], **options, grafting=None).step(curvature={w: vector})
         assert 10 < w.abs().amax() < 200
+        Spectral([twin], **options).step(curvature={twin: vector})
+        assert twin.square().mean().sqrt() < 1.001  # steps are never longer by default
 
 
 class TestOracle:
