@@ -57,19 +57,27 @@ def truncated_cayley(generator: Tensor, cap: float | None = 0.6) -> Tensor:
 
 def shrink_factor(square: Tensor, cap: float) -> Tensor:
     """Return ``min(1, cap / ||N^2||_F^(1/2))`` for each generator of a batch, given ``square = N^2``."""
-    wide = square.float() if square.dtype in HALF else square
-    norm = torch.linalg.matrix_norm(wide, keepdim=True).sqrt()
-    return (cap / norm.clamp_min(cap)).to(square.dtype)
+    return (cap / _norm(square).sqrt_().clamp_min_(cap)).to(square.dtype)
+
+
+def _norm(matrix: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(matrix.float() if matrix.dtype in HALF else matrix, keepdim=True)
 
 
 def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
-    """Return the Cayley map to second order, ``I + 2 N + 2 N^2``: one product.
+    """Return the Cayley map to second order, ``I + 2 c N + 2 N^2``: one product.
 
-    It misses orthogonality by ``4 ||N||^4``, which a Newton-Schulz step on the turned basis makes good.
+    It takes squares of lengths in a plane that turns by ``s`` to ``1 + 4 s^2 (s^2 + c^2 - 1)`` times what they were. With
+    ``1 - c^2 = ||N^2||_F^2 / ||N||_F^2``, the mean of all ``s^2`` where ``s^2`` is the weight, one plane alone stays as
+    it is, and others miss it by at most ``4 ||N||^4``, which a Newton-Schulz step on the turned basis makes good.
     """
     result = matmul(generator, generator)
-    shrink = shrink_factor(result, cap)
-    result.mul_(2 * shrink.square()).addcmul_(generator, 2 * shrink)
+    norm = _norm(result)
+    total = diagonal(result).sum(-1, dtype=norm.dtype).neg_().clamp_min_(torch.finfo(norm.dtype).tiny)  # ||N||_F^2
+    shrink = cap / norm.sqrt().clamp_min_(cap)
+    mean = norm.mul_(shrink).square_().div_(total[..., None, None])
+    tilted = (1 - mean).clamp_min_(0.0).sqrt_().mul_(2 * shrink)
+    result.mul_(shrink.square_().mul_(2).to(result.dtype)).addcmul_(generator, tilted.to(result.dtype))
     diagonal(result).add_(1)
     return result
 
