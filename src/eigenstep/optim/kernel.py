@@ -314,7 +314,7 @@ def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Te
     direction = torch.div(direction, root.mul_(unit).clamp_min_(tiny), out=rotated)
     if most is not None:  # sizes beyond the number format count as too large
         size = torch.linalg.vector_norm(direction, dim=tuple(range(1, direction.ndim)), keepdim=True).clamp_min(tiny)
-        same = _even_out(direction, size) if direction.ndim > 3 else 1.0
+        same = _even_out(direction, size, root) if direction.ndim > 3 else 1.0
         longer = torch.minimum(state["gain"].view_as(size), (most / size).clamp_min(1.0))
         direction.mul_(same * torch.minimum(longer, direction[0].numel() ** 0.5 / size))
     if rule.root != 2:
@@ -323,17 +323,20 @@ def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Te
     return direction
 
 
-def _even_out(direction: Tensor, size: Tensor) -> Tensor:
+def _even_out(direction: Tensor, size: Tensor, square: Tensor) -> Tensor:
     """Even out the rows and columns of steps in the eigenbasis, in place; return what gives them their norms back.
+
+    Their norms are known, and there is room for their squares.
 
     Muon makes all singular values of a step equal, which takes 15 products. In the eigenbasis it is whole rows and
     columns that are longer than others, and dividing by their root mean squares comes close to it without any.
     """
     axes, limits = range(1, direction.ndim), torch.finfo(size.dtype)
     size, factors = size.clamp_max(limits.max), []
+    torch.mul(direction, direction, out=square)  # once for all axes; norms of columns take ten times longer than sums
     for axis in axes[1:]:
         others = (*axes[2:],) if axis == 2 else (*axes[: axis - 1], *axes[axis:])  # rows are those of all blocks
-        length = torch.linalg.vector_norm(direction, dim=others, keepdim=True).clamp_max_(limits.max)
+        length = square.sum(others, keepdim=True).sqrt_().clamp_max_(limits.max)
         factors.append(length.div_(size).square_().mul_(length[0].numel()).add_(UNEVEN).rsqrt_())
     for factor in factors:
         direction.mul_(factor)

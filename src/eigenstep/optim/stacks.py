@@ -111,7 +111,7 @@ class Plan:
         return " and ".join(text if count == 1 else f"{count} times ({text})" for text, count in texts)
 
 
-MOST, MOST_ON_CPU = 2**22, 2**20
+MOST, MOST_ON_CPU = 2**22, 2**18
 """So many weights step at a time, fewer on a CPU for its cache: what is computed takes ten times that memory."""
 
 
