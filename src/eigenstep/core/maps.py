@@ -72,12 +72,12 @@ def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
     it is, and others miss it by at most ``4 ||N||^4``, which a Newton-Schulz step on the turned basis makes good.
     """
     result = matmul(generator, generator)
-    norm = _norm(result)
-    total = diagonal(result).sum(-1, dtype=norm.dtype).neg_().clamp_min_(torch.finfo(norm.dtype).tiny)  # ||N||_F^2
-    shrink = cap / norm.sqrt().clamp_min_(cap)
-    mean = norm.mul_(shrink).square_().div_(total[..., None, None])
-    tilted = (1 - mean).clamp_min_(0.0).sqrt_().mul_(2 * shrink)
-    result.mul_(shrink.square_().mul_(2).to(result.dtype)).addcmul_(generator, tilted.to(result.dtype))
+    norm, dtype = _norm(result), result.dtype
+    trace = diagonal(result).sum(-1, keepdim=True, dtype=norm.dtype)[..., None]  # -||N||_F^2
+    shrink = cap**2 / norm.clamp_min(cap**2)  # of N^2
+    norm.mul_(shrink).square_()
+    tilted = shrink.addcdiv(norm, trace.clamp_max_(-torch.finfo(norm.dtype).tiny)).clamp_min_(0.0).sqrt_()
+    result.mul_(shrink.mul_(2).to(dtype)).addcmul_(generator, tilted.to(dtype), value=2)
     diagonal(result).add_(1)
     return result
 

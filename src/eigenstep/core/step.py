@@ -46,6 +46,8 @@ class Learned(NamedTuple):
 
 def blend(past: Tensor, newest: Rate, rate: Rate, decay: float) -> Tensor:
     """Return ``(1 - gamma beta) past + beta newest``, the linear update that all learning follows to first order."""
+    if decay == 1 and isinstance(newest, Tensor):
+        return torch.lerp(past, newest, rate)
     return (1 - decay * rate) * past + rate * newest
 
 
