@@ -74,7 +74,7 @@ def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
     result = matmul(generator, generator)
     norm, dtype = _norm(result), result.dtype
     trace = diagonal(result).sum(-1, keepdim=True, dtype=norm.dtype)[..., None]  # -||N||_F^2
-    shrink = cap**2 / norm.clamp_min(cap**2)  # of N^2
+    shrink = norm.clamp_min(cap**2).reciprocal_().mul_(cap**2)  # of N^2
     norm.mul_(shrink).square_()
     tilted = shrink.addcdiv(norm, trace.clamp_max_(-torch.finfo(norm.dtype).tiny)).clamp_min_(0.0).sqrt_()
     result.mul_(shrink.mul_(2).to(dtype)).addcmul_(generator, tilted.to(dtype), value=2)
