@@ -67,9 +67,9 @@ def _norm(matrix: Tensor) -> Tensor:
 def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
     """Return the Cayley map to second order, ``I + 2 c N + 2 N^2``: one product.
 
-    It takes squares of lengths in a plane that turns by ``s`` to ``1 + 4 s^2 (s^2 + c^2 - 1)`` times what they were. With
-    ``1 - c^2 = ||N^2||_F^2 / ||N||_F^2``, the mean of all ``s^2`` where ``s^2`` is the weight, one plane alone stays as
-    it is, and others miss it by at most ``4 ||N||^4``, which a Newton-Schulz step on the turned basis makes good.
+    Squares of lengths in a plane that turns by ``s`` become ``1 + 4 s^2 (s^2 + c^2 - 1)`` times what they were. Here
+    ``1 - c^2`` is ``||N^2||_F^2 / ||N||_F^2``, the mean of all ``s^2`` with weights ``s^2``: one plane alone turns exactly,
+    and otherwise at most ``4 ||N||^4`` is missing, which a Newton-Schulz step on the turned basis makes good.
     """
     result = matmul(generator, generator)
     norm, dtype = _norm(result), result.dtype

@@ -286,9 +286,9 @@ def plan_of(group: Group, param: Tensor) -> Plan:
 def mends_at(group: Group, turns: int) -> bool:
     """Tell whether bases are mended at a turn, given its number: every second time, wherever that is enough.
 
-    Quadratic maps of generators of a norm up to 0.5 stretch bases by ``sqrt(1 + 4 |N|^4)``, so two turns by 1.25 at most,
-    and Newton-Schulz steps come back from below ``sqrt(3)``. Normalized generators may be longer, the user's own maps
-    may be anything, and a CUDA graph takes one and the same step for ever.
+    Quadratic maps of generators of a norm up to 0.5 stretch bases by at most ``sqrt(1 + 4 |N|^4)``, two turns by 1.25,
+    and Newton-Schulz steps come back from below ``sqrt(3)``. Normalized generators may be longer, other maps are exact
+    enough to be held to it or the user's own, and a CUDA graph takes one and the same step for ever.
     """
     always = group["maps"] != "quadratic" or group["rotation"] == "normalized" or group["capturable"]
     return bool(group["reorthonormalize"] and (always or turns % 2 == 0))

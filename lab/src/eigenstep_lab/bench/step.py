@@ -2,8 +2,8 @@
 
 All optimizers step the same tensors in turn, round after round, so that a busy machine disturbs them alike; the figures
 are medians. Gradients are random: what a step costs does not depend on them. Every second step turns or recomputes the
-preconditioner (`--interval`), every second turn mends bases, and all kinds of step count. "Peak" is the memory that a step takes for a while on top
-of weights, gradients and state.
+preconditioner (`--interval`), every second turn mends bases, and all kinds of step count. "Peak" is the memory that a
+step takes for a while on top of weights, gradients and state.
 """
 
 from __future__ import annotations
