@@ -173,7 +173,7 @@ def test_two_vectors_beside_an_axis_of_one() -> None:
     "own", [{"rotation": bounded}, {"maps": partial(truncated_cayley, cap=0.5)}], ids=["rotation", "maps"]
 )
 def test_own_functions(own: dict[str, Any]) -> None:
-    """Given as functions, they do what they do by name, but for quadratic maps, with which bases are mended less often."""
+    """Given as functions, they do what they do by name; quadratic maps do not: they are mended less often by name."""
     maps = "truncated" if "maps" in own else "quadratic"
     assert torch.equal(moved(**own), moved(maps=maps))
 

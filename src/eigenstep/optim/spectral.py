@@ -154,8 +154,8 @@ class Spectral(Optimizer):
             maps: "quadratic" (Cayley map to second order), "truncated" (the paper's truncated Cayley map) or "exact"
                 (exact Cayley and exponential maps, which never forget an outlier) to compare with; or a function from
                 generators to orthogonal matrices, such as ``maps.cayley`` or ``partial(maps.quadratic, cap=0.3)``.
-            reorthonormalize: mend bases by a Newton-Schulz step, at every second turn by "quadratic" maps, which need it, at
-                every turn by others or if rotations are "normalized".
+            reorthonormalize: mend bases by a Newton-Schulz step, at every second turn of "quadratic" maps, which need
+                it, and at every turn of others, or if rotations are "normalized".
             residual: remember what rotations have not yet diagonalized: better curvature, twice the bases' memory.
             basis_dtype: number format of the bases; by default that of the state. bfloat16 to save memory.
             state_dtype: number format of momentum and second moments; by default float32, or float64 for such weights.
