@@ -63,7 +63,7 @@ class TestBases:
     def test_lengths_between_mendings(self, shape: tuple[int, int], basis_dtype: torch.dtype) -> None:
         """At every second turn bases are not mended: strong gradients of ever new directions do not stretch them."""
         w = nn.Parameter(torch.randn(shape))
-        optimizer = Spectral([w], interval=1, basis_dtype=basis_dtype, basis_lr=1.0)
+        optimizer = Spectral([w], interval=[(0, 1)], basis_dtype=basis_dtype, basis_lr=1.0)
         for step in range(400):
             w.grad = 1e-3 * torch.randn(shape) + 10.0 ** (step % 7 - 3) * torch.outer(*map(torch.randn, shape))
             optimizer.step()
@@ -73,7 +73,7 @@ class TestBases:
     def test_mended_by_their_own_turns(self) -> None:
         """Not by those of the group: this parameter has a gradient only where others are not mended."""
         rare, other = (nn.Parameter(torch.randn(16, 12)) for _ in range(2))
-        optimizer = Spectral([rare, other], interval=1)
+        optimizer = Spectral([rare, other], interval=[(0, 1)])
         for step in range(400):
             rare.grad, other.grad = (torch.randn(16, 12) for _ in range(2))
             if step % 2:
@@ -86,14 +86,14 @@ class TestBases:
         def train(foreach: bool, reload: bool) -> list[Tensor]:
             torch.manual_seed(0)
             weights = [nn.Parameter(torch.ones(6, 4)) for _ in range(3)]
-            optimizer = Spectral(weights, interval=1, foreach=foreach)
+            optimizer = Spectral(weights, interval=[(0, 1)], foreach=foreach)
             for step in range(9):
                 for at, w in enumerate(weights):
                     gradient = torch.randn(6, 4)
                     w.grad = gradient if step >= at else None
                 if reload and step == steps:
                     saved = optimizer.state_dict()
-                    optimizer = Spectral(weights, interval=1, foreach=foreach)
+                    optimizer = Spectral(weights, interval=[(0, 1)], foreach=foreach)
                     optimizer.load_state_dict(saved)
                 optimizer.step()
             return [w.detach() for w in weights]

@@ -68,8 +68,8 @@ def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
     """Return the Cayley map to second order, ``I + 2 c N + 2 N^2``: one product.
 
     Squares of lengths in a plane that turns by ``s`` become ``1 + 4 s^2 (s^2 + c^2 - 1)`` times what they were. Here
-    ``1 - c^2`` is ``||N^2||_F^2 / ||N||_F^2``, the mean of all ``s^2`` with weights ``s^2``: one plane turns exactly, and
-    otherwise at most ``4 ||N||^4`` is missing, which a Newton-Schulz step on the turned basis makes good.
+    ``1 - c^2`` is ``||N^2||_F^2 / ||N||_F^2``, the mean of all ``s^2`` with weights ``s^2``: one plane turns exactly,
+    and otherwise at most ``4 ||N||^4`` is missing, which a Newton-Schulz step on the turned basis makes good.
     """
     result = matmul(generator, generator)
     norm, dtype = _norm(result), result.dtype

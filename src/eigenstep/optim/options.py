@@ -288,10 +288,12 @@ def mends_at(group: Group, turns: int) -> bool:
 
     Quadratic maps of generators of a norm up to 0.5 stretch bases by at most ``sqrt(1 + 4 |N|^4)``, two turns by 1.25,
     and Newton-Schulz steps come back from below ``sqrt(3)``. Normalized generators may be longer, other maps are exact
-    enough to be held to it or the user's own, and a CUDA graph takes one and the same step for ever.
+    enough to be held to it or the user's own, and a CUDA graph takes one step for ever. As in ``turns_at``, a
+    schedule has no early time, in which rotations are long.
     """
+    early = isinstance(group["interval"], int) and group["start"] > 0 and turns <= EARLY
     always = group["maps"] != "quadratic" or group["rotation"] == "normalized" or group["capturable"]
-    return bool(group["reorthonormalize"] and (always or turns % 2 == 0))
+    return bool(group["reorthonormalize"] and (always or early or turns % 2 == 0))
 
 
 def rule_of(group: Group, turns: int = 0) -> Rule:
