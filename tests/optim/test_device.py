@@ -77,12 +77,13 @@ class TestCompile:
         problem = Problem([(6, 4), (4, 6)])
         optimizer = Spectral(problem.parameters, 0.03, interval=[(0, 2)], **options)
         optimizer._kernel = torch.compile(kernel.step, fullgraph=True, dynamic=False, backend=counting)
-        problem.descend(optimizer, 2)  # one program that turns the bases and one that does not
-        assert counting.programs == 2
+        programs = 2 if "maps" in options else 3  # bases rest, turn, and turn and are mended, if that is not always so
+        problem.descend(optimizer, 4)
+        assert counting.programs == programs
         optimizer.param_groups[0].update(lr=0.01, betas=(options.get("betas", (0.8,))[0], 0.8), damping=1e-6)
         with torch._dynamo.config.patch(error_on_recompile=True):
             problem.descend(optimizer, 4)
-        assert counting.programs == 2
+        assert counting.programs == programs
 
     def test_many_kinds_of_stacks(self, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
         """More than the eight programs that torch allows for a function by default."""
@@ -91,7 +92,7 @@ class TestCompile:
         problem = Problem([(n, n) for n in range(2, 7)])
         optimizer = Spectral(problem.parameters, 0.03, interval=[(0, 2)], compile=True)
         problem.descend(optimizer, 6)
-        assert counting.programs == 10
+        assert counting.programs == 15
 
     @pytest.mark.slow
     def test_inductor_gives_the_same_numbers(self) -> None:

@@ -58,6 +58,51 @@ class TestBases:
             optimizer.step()
         assert (defects(optimizer) <= most).all()
 
+    @pytest.mark.parametrize("basis_dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("shape", [(2, 3), (4, 4), (16, 12), (40, 20)], ids=str)
+    def test_lengths_between_mendings(self, shape: tuple[int, int], basis_dtype: torch.dtype) -> None:
+        """At every second turn bases are not mended: strong gradients of ever new directions do not stretch them."""
+        w = nn.Parameter(torch.randn(shape))
+        optimizer = Spectral([w], interval=[(0, 1)], basis_dtype=basis_dtype, basis_lr=1.0)
+        for step in range(400):
+            w.grad = 1e-3 * torch.randn(shape) + 10.0 ** (step % 7 - 3) * torch.outer(*map(torch.randn, shape))
+            optimizer.step()
+            lengths = [torch.linalg.svdvals(t.float()) for n, t in optimizer.state[w].items() if "basis" in n]
+            assert all(((x > 0.96) & (x < 1.04)).all() for x in lengths), f"after {step + 1} steps"
+
+    def test_mended_by_their_own_turns(self) -> None:
+        """Not by those of the group: this parameter has a gradient only where others are not mended."""
+        rare, other = (nn.Parameter(torch.randn(16, 12)) for _ in range(2))
+        optimizer = Spectral([rare, other], interval=[(0, 1)])
+        for step in range(400):
+            rare.grad, other.grad = (torch.randn(16, 12) for _ in range(2))
+            if step % 2:
+                rare.grad = None
+            optimizer.step()
+        assert (defects(optimizer) <= 1e-2).all()
+
+    @pytest.mark.parametrize("steps", [3, 4])
+    def test_mending_does_not_depend_on_company_or_checkpoints(self, steps: int) -> None:
+        def train(foreach: bool, reload: bool) -> list[Tensor]:
+            torch.manual_seed(0)
+            weights = [nn.Parameter(torch.ones(6, 4)) for _ in range(3)]
+            optimizer = Spectral(weights, interval=[(0, 1)], foreach=foreach)
+            for step in range(9):
+                for at, w in enumerate(weights):
+                    gradient = torch.randn(6, 4)
+                    w.grad = gradient if step >= at else None
+                if reload and step == steps:
+                    saved = optimizer.state_dict()
+                    optimizer = Spectral(weights, interval=[(0, 1)], foreach=foreach)
+                    optimizer.load_state_dict(saved)
+                optimizer.step()
+            return [w.detach() for w in weights]
+
+        whole = train(True, False)
+        assert all(map(torch.equal, whole, train(True, True)))
+        for one, other in zip(whole, train(False, True), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
     def test_without_mending_bases_drift(self) -> None:
         """So that the test above means something."""
         w = nn.Parameter(torch.randn(16, 12).bfloat16())

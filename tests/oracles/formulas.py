@@ -97,9 +97,13 @@ def truncated_cayley(N: Array, cap: float | None, form: Format = EXACT) -> Array
 
 
 def quadratic_cayley(N: Array, cap: float | None, form: Format = EXACT) -> Array:
-    """``I + 2N + 2N^2``, the Cayley map to second order."""
-    N, Y = shortened(N, form.product(N, N), cap, form)
-    return form.round(np.eye(len(N)) + 2 * form.round(N + Y))
+    """``I + 2cN + 2N^2``, the Cayley map to second order; if only one plane turns, ``c`` keeps its vectors' lengths."""
+    Y = form.product(N, N)
+    factor = 1.0 if cap is None else min(1.0, cap / max(np.linalg.norm(Y) ** 0.5, 1e-300))
+    length = -np.trace(Y)  # ||N||^2
+    c = np.sqrt(1 - factor**2 * np.sum(Y**2) / length) if length > 0 else 1.0
+    curved = form.round(form.round(2 * factor**2) * Y)
+    return form.round(np.eye(len(N)) + form.round(form.round(2 * c * factor) * N + curved))
 
 
 def newton_schulz(B: Array, form: Format = EXACT) -> Array:

@@ -11,7 +11,7 @@ from eigenstep.optim import kernel
 from .comparison import assert_same
 
 MISTAKES: dict[str, tuple[Any, str, str, str]] = {
-    "sign of the quadratic map": (maps, "quadratic", "generator, 2 * shrink", "generator, -2 * shrink"),
+    "sign of the quadratic map": (maps, "quadratic", "addcmul_(generator, tilted", "addcmul_(-generator, tilted"),
     "half the rate of corrected eigenvalues": (
         kernel,
         "_learn",

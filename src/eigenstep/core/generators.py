@@ -60,8 +60,7 @@ def bounded(eigs: Tensor, average: Tensor, *, pairwise: bool = False) -> Tensor:
     # From here on in place: these matrices are as large as the bases, and memory is what takes the time.
     size = values[..., None, :] - values[..., :, None]  # -D
     # Too small to matter except where two eigenvalues are equal: there it decides the sign, one way round.
-    tie = torch.full_like(off[(0,) * (off.ndim - 2)], tiny).triu_(1)
-    size.sub_(tie - tie.mT)
+    size.sub_(torch.full_like(off[(0,) * (off.ndim - 2)], 2 * tiny).triu_().sub_(tiny))
     # Entries whose squares vanish in this number format must not blow up: with this floor their rows stay short, too.
     floor = 2 * off.shape[-1] ** 2 * tiny
     if pairwise:

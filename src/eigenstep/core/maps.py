@@ -57,19 +57,27 @@ def truncated_cayley(generator: Tensor, cap: float | None = 0.6) -> Tensor:
 
 def shrink_factor(square: Tensor, cap: float) -> Tensor:
     """Return ``min(1, cap / ||N^2||_F^(1/2))`` for each generator of a batch, given ``square = N^2``."""
-    wide = square.float() if square.dtype in HALF else square
-    norm = torch.linalg.matrix_norm(wide, keepdim=True).sqrt()
-    return (cap / norm.clamp_min(cap)).to(square.dtype)
+    return (cap / _norm(square).sqrt_().clamp_min_(cap)).to(square.dtype)
+
+
+def _norm(matrix: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(matrix.float() if matrix.dtype in HALF else matrix, keepdim=True)
 
 
 def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
-    """Return the Cayley map to second order, ``I + 2 N + 2 N^2``: one product.
+    """Return the Cayley map to second order, ``I + 2 c N + 2 N^2``: one product.
 
-    It misses orthogonality by ``4 ||N||^4``, which a Newton-Schulz step on the turned basis makes good.
+    Squares of lengths in a plane that turns by ``s`` become ``1 + 4 s^2 (s^2 + c^2 - 1)`` times what they were. Here
+    ``1 - c^2`` is ``||N^2||_F^2 / ||N||_F^2``, the mean of all ``s^2`` with weights ``s^2``: one plane turns exactly,
+    and otherwise at most ``4 ||N||^4`` is missing, which a Newton-Schulz step on the turned basis makes good.
     """
     result = matmul(generator, generator)
-    shrink = shrink_factor(result, cap)
-    result.mul_(2 * shrink.square()).addcmul_(generator, 2 * shrink)
+    norm, dtype = _norm(result), result.dtype
+    trace = diagonal(result).sum(-1, keepdim=True, dtype=norm.dtype)[..., None]  # -||N||_F^2
+    shrink = norm.clamp_min(cap**2).reciprocal_().mul_(cap**2)  # of N^2
+    norm.mul_(shrink).square_()
+    tilted = shrink.addcdiv(norm, trace.clamp_max_(-torch.finfo(norm.dtype).tiny)).clamp_min_(0.0).sqrt_()
+    result.mul_(shrink.mul_(2).to(dtype)).addcmul_(generator, tilted.to(dtype), value=2)
     diagonal(result).add_(1)
     return result
 

@@ -51,12 +51,12 @@ def symmetrize(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT).mul_(0.5)
 
 
-def centered_exp(logs: Tensor) -> Tensor:
-    """Return ``exp(logs - mean(logs))``, positive vectors with product one.
+def centered_exp(logs: Tensor, mean: Tensor | None = None) -> Tensor:
+    """Return ``exp(logs - mean(logs))``, positive vectors with product one; the mean, if known, has an axis of one.
 
     Vectors that spread beyond the square root of the number format's range are shortened to it, which keeps
     their product at one and leaves room for products and inverses of eigenvalues.
     """
-    centered = logs - logs.mean(-1, keepdim=True)
+    centered = logs - (logs.mean(-1, keepdim=True) if mean is None else mean)
     bound = 0.5 * math.log(torch.finfo(logs.dtype).max)
-    return (centered * (bound / centered.abs().amax(-1, keepdim=True).clamp_min(bound))).exp()
+    return (centered * centered.abs().amax(-1, keepdim=True).clamp_min(bound).reciprocal().mul(bound)).exp()

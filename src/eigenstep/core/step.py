@@ -46,6 +46,8 @@ class Learned(NamedTuple):
 
 def blend(past: Tensor, newest: Rate, rate: Rate, decay: float) -> Tensor:
     """Return ``(1 - gamma beta) past + beta newest``, the linear update that all learning follows to first order."""
+    if decay == 1 and isinstance(newest, Tensor):
+        return torch.lerp(past, newest, rate)
     return (1 - decay * rate) * past + rate * newest
 
 
@@ -57,7 +59,7 @@ def running_rate(beta: Tensor, time: Tensor, start: float) -> Tensor:
     """
     if start == 0:
         return (1 - beta).expand_as(time)
-    return (1 - beta) / (1 - beta ** (time if start == 1 else 1 + (time - 1) / start))
+    return (beta - 1) / (beta.pow(time if start == 1 else 1 + (time - 1) / start) - 1)
 
 
 def learn(
@@ -124,9 +126,9 @@ def normalize(factors: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
     centered, means = [], []
     for eigs in factors:
         logs = eigs.log()
-        means.append(logs.mean(-1))
-        centered.append(centered_exp(logs))
-    return centered, torch.stack(means)
+        means.append(logs.mean(-1, keepdim=True))
+        centered.append(centered_exp(logs, means[-1]))
+    return centered, torch.stack(means)[..., 0]
 
 
 def update(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Gradients = Mapping[Tensor, Any]
 Group = Mapping[str, Any]
 Counts = dict[tuple[Tensor, int], int]
-"""How many steps were taken, for a parameter and the number of one of its layouts."""
+"""How often a parameter stepped, or its bases turned if it has some, by the number of one of its layouts."""
 RARE = 50
 """Second moments of embeddings remember so many times longer: their rows get gradients now and then."""
 CHUNK = 2**18
@@ -40,12 +40,9 @@ class Diagonals:
         Args:
             members: the parameters and their layouts.
             states: the optimizer's state, one dictionary for each parameter.
-            counts: how many steps some parameters have taken, as far as that is known without asking the device.
+            counts: how many steps each has taken.
         """
         keys = [(member.param, member.part) for member in members]
-        if not counts.keys() >= set(keys):
-            known = torch.stack([states[member.param]["step" + member.suffix][0] for member in members]).tolist()
-            counts.update(zip(keys, map(int, known), strict=True))
         packed = storage.is_packed(states[members[0].param], members[0].suffix)  # all are, or none
         self._flats: list[_Flat] = []
         for count in sorted({counts[key] for key in keys}):

@@ -180,7 +180,7 @@ def _check_rotations(group: Mapping[str, Any]) -> None:
         raise ValueError(f'basis_lr must be at most 1, or below 2 for rotation="normalized", got {basis_lr}')
     if basis_lr == 2:
         raise ValueError("basis_lr must be less than 2, got 2")
-    # I + 2N + 2N^2 stretches by up to sqrt(1 + 4 |N|^4), and Newton-Schulz steps come back from below sqrt(3). That is
+    # Quadratic maps stretch by up to sqrt(1 + 4 |N|^4), and Newton-Schulz steps come back from below sqrt(3). That is
     # always so: the norm is at most 0.5, or basis_lr / sqrt(8) < 1 / sqrt(2) for normalized generators, whose Frobenius
     # norm is basis_lr / 2, of which a skew-symmetric matrix has half in each of two equal singular values or more.
     if group["maps"] == "quadratic" and not group["reorthonormalize"]:
@@ -283,9 +283,23 @@ def plan_of(group: Group, param: Tensor) -> Plan:
     return plan(tuple(param.shape), **options, elementwise=group["eigenvalues"] == "corrected")
 
 
-def rule_of(group: Group) -> Rule:
-    """Return the options that decide what is computed."""
-    return Rule(*itemgetter(*Rule.__dataclass_fields__)(group))
+def mends_at(group: Group, turns: int) -> bool:
+    """Tell whether bases are mended at a turn, given its number: every second time, wherever that is enough.
+
+    Quadratic maps of generators of a norm up to 0.5 stretch bases by at most ``sqrt(1 + 4 |N|^4)``, two turns by 1.25,
+    and Newton-Schulz steps come back from below ``sqrt(3)``. Normalized generators may be longer, other maps are exact
+    enough to be held to it or the user's own, and a CUDA graph takes one step for ever. As in ``turns_at``, a
+    schedule has no early time, in which rotations are long.
+    """
+    early = isinstance(group["interval"], int) and group["start"] > 0 and turns <= EARLY
+    always = group["maps"] != "quadratic" or group["rotation"] == "normalized" or group["capturable"]
+    return bool(group["reorthonormalize"] and (always or early or turns % 2 == 0))
+
+
+def rule_of(group: Group, turns: int = 0) -> Rule:
+    """Return what decides what a step computes; ``turns`` is the number of the turn, if it turns bases."""
+    options = {name: group[name] for name in Rule.__dataclass_fields__}
+    return Rule(**{**options, "reorthonormalize": mends_at(group, turns)})
 
 
 def rates_of(group: Group, like: Tensor) -> Rates:

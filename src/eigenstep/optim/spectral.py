@@ -154,7 +154,8 @@ class Spectral(Optimizer):
             maps: "quadratic" (Cayley map to second order), "truncated" (the paper's truncated Cayley map) or "exact"
                 (exact Cayley and exponential maps, which never forget an outlier) to compare with; or a function from
                 generators to orthogonal matrices, such as ``maps.cayley`` or ``partial(maps.quadratic, cap=0.3)``.
-            reorthonormalize: mend bases after every turn by a Newton-Schulz step; "quadratic" maps need it.
+            reorthonormalize: mend bases by a Newton-Schulz step, at every second turn of "quadratic" maps, which need
+                it, and at every turn of others, or if rotations are "normalized".
             residual: remember what rotations have not yet diagonalized: better curvature, twice the bases' memory.
             basis_dtype: number format of the bases; by default that of the state. bfloat16 to save memory.
             state_dtype: number format of momentum and second moments; by default float32, or float64 for such weights.
@@ -328,7 +329,7 @@ class Spectral(Optimizer):
         if group["nonfinite"] == "ignore":
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
             vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
-        rule = options.rule_of(group)
+        rule = options.rule_of(group, stack.turned() if turn else 0)
         away = stack.packed or group["offload"]
         state = storage.opened(stack.state, gradient.device) if away else stack.state
         stacked = self._kernel(gradient, vectors, state, rule, rates, turn, given)

@@ -111,7 +111,7 @@ class Plan:
         return " and ".join(text if count == 1 else f"{count} times ({text})" for text, count in texts)
 
 
-MOST, MOST_ON_CPU = 2**22, 2**20
+MOST, MOST_ON_CPU = 2**22, 2**18
 """So many weights step at a time, fewer on a CPU for its cache: what is computed takes ten times that memory."""
 
 
@@ -140,14 +140,15 @@ class Stack:
     stack, the first ``units[0]`` elements are the first member's, and so on.
     """
 
-    def __init__(self, members: Sequence[Member], states: Mapping[Tensor, State]) -> None:
+    def __init__(self, members: Sequence[Member], states: Mapping[Tensor, State], counts: Counts) -> None:
         """Gather the members' states into one, and leave views of it with each.
 
         Args:
             members: the rectangles.
             states: the optimizer's state, one dictionary for each parameter.
+            counts: how often the bases of each have turned.
         """
-        self.members = list(members)
+        self.members, self._counts = list(members), counts
         self.units = [member.plan.units for member in members]
         parts = [own_state(states[member.param], member.suffix) for member in members]
         device = members[0].param.device
@@ -163,6 +164,12 @@ class Stack:
         for member, tensor in zip(self.members, tensors, strict=True):
             parts.append(member.plan.split(tensor, member.part))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def turned(self) -> int:
+        """Count a turn of the bases, and return its number, which is odd for all members or even for all."""
+        for member in self.members:
+            self._counts[member.param, member.part] += 1
+        return self._counts[self.members[0].param, self.members[0].part]
 
     def marked(self, params: Mapping[Tensor, object]) -> list[bool]:
         """Tell of each element of the stack whether its parameter is one of those given."""
@@ -232,9 +239,12 @@ class Stacks:
                 states[param].update(create(param, plan))
                 self._counts.update({(param, part): 0 for part in range(len(plan.layouts))})
             for index, layout in enumerate(plan.layouts):
-                adam = "scale" + suffix(plan, index) not in states[param]
-                packed = storage.is_packed(states[param], suffix(plan, index))
-                key: tuple[object, ...] = (adam or layout.key, plan.rare, packed, param.dtype, param.device)
+                end = suffix(plan, index)
+                adam, packed = "scale" + end not in states[param], storage.is_packed(states[param], end)
+                if (param, index) not in self._counts:  # after loading, the device must be asked
+                    self._counts[param, index] = int(states[param][("step" if adam else "turns") + end][0])
+                kind = adam or (layout.key, self._counts[param, index] % 2)  # every second turn mends bases
+                key: tuple[object, ...] = (kind, plan.rare, packed, param.dtype, param.device)
                 buckets.setdefault(key if together else (*key, id(param)), []).append(Member(param, plan, index))
         wanted = {_ids(some): some for members in buckets.values() for some in _portions(members)}
         kept = {_ids(stack.members): stack for stack in self._found}
@@ -250,7 +260,7 @@ class Stacks:
 
     def _stack(self, members: Sequence[Member], states: Mapping[Tensor, State]) -> Stack | Diagonals:
         adam = "scale" + members[0].suffix not in states[members[0].param]
-        return Diagonals(members, states, self._counts) if adam else Stack(members, states)
+        return (Diagonals if adam else Stack)(members, states, self._counts)
 
 
 def _portions(members: Sequence[Member]) -> Iterator[list[Member]]:

@@ -2,8 +2,8 @@
 
 All optimizers step the same tensors in turn, round after round, so that a busy machine disturbs them alike; the figures
 are medians. Gradients are random: what a step costs does not depend on them. Every second step turns or recomputes the
-preconditioner (`--interval`), and both kinds of step count. "Peak" is the memory that a step takes for a while on top
-of weights, gradients and state.
+preconditioner (`--interval`), every second turn mends bases, and all kinds of step count. "Peak" is the memory that a
+step takes for a while on top of weights, gradients and state.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS), help="optimizers (default: all)"
     )
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of `interval` steps (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of two turns each (default: %(default)s)")
     parser.add_argument("--interval", type=int, default=2, help="steps between two turns (default: %(default)s)")
     parser.add_argument(
         "--threads", type=between(1, MOST_THREADS), default=1, help="threads for torch (default: %(default)s)"
@@ -120,21 +120,22 @@ def measure(shapes: Shapes, args: argparse.Namespace) -> dict[str, dict[str, flo
         for _ in range(2 * args.interval):  # the first steps set up state
             _step(optimizer, params, generator)
     times: dict[str, list[float]] = {key: [] for key in optimizers}
+    steps = 2 * args.interval  # every second turn mends bases
     for _ in track(range(args.rounds), "Timing"):
         for key, (optimizer, params) in optimizers.items():
-            spent = [_step(optimizer, params, generator) for _ in range(args.interval)]
-            times[key].append(1e3 * sum(spent) / args.interval)
+            spent = [_step(optimizer, params, generator) for _ in range(steps)]
+            times[key].append(1e3 * sum(spent) / steps)
     found = {}
     for key, (optimizer, params) in optimizers.items():
         with FlopCounterMode(display=False) as counter:
-            for _ in range(args.interval):
+            for _ in range(steps):
                 _step(optimizer, params, generator)
         count = sum(p.numel() for p in params)
         found[key] = {
             "ms": statistics.median(times[key]),
-            "gflop": counter.get_total_flops() / args.interval / 1e9,
+            "gflop": counter.get_total_flops() / steps / 1e9,
             "state": state_bytes(optimizer) / count,
-            "peak": max(_peak(optimizer, params, generator) for _ in range(args.interval)) / count,
+            "peak": max(_peak(optimizer, params, generator) for _ in range(steps)) / count,
         }
     return found
 
