@@ -44,7 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "split_sizes": None,
     "num_heads": None,
     "split_dim": 0,
-    "max_dim": 2048,
+    "max_dim": 1280,
     "max_ratio": 2.0,
     "decay": 1.0,
     "damping": 1e-10,

@@ -25,8 +25,6 @@ Gradients = Mapping[Tensor, Any]
 Group = Mapping[str, Any]
 Counts = dict[tuple[Tensor, int], int]
 """How often a parameter stepped, or its bases turned if it has some, by the number of one of its layouts."""
-RARE = 50
-"""Second moments of embeddings remember so many times longer: their rows get gradients now and then."""
 CHUNK = 2**18
 """On a CPU, so many entries are stepped at a time: what is computed on the way then stays in its cache."""
 
@@ -151,7 +149,6 @@ class _Flat:
 
     def _weights(self, beta1: float, beta2: float, capturable: bool) -> list[Any]:
         """Return the weights of the newest terms of both averages; numbers, unless the host must not know them."""
-        beta2 = 1 - (1 - beta2) / RARE if self.members[0].plan.rare else beta2
         self.state["step"] += 1
         for member in self.members:
             self._counts[member.param, member.part] += 1

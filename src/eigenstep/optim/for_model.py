@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from .diagonal import RARE
 from .spectral import Spectral
 
 FUSED = re.compile(r"(^|[._])(qkv|in_proj|c_attn|qkv_proj|wqkv)([._]|$)", re.IGNORECASE)
@@ -50,7 +49,7 @@ def for_model(
         for own, param in module.named_parameters(recurse=False):
             if param.requires_grad and param not in seen:
                 name = seen[param] = f"{place}.{own}".lstrip(".")
-                kind, special = _kind(name, module, param, betas, getattr(model, "config", None))
+                kind, special = _kind(name, module, param, getattr(model, "config", None))
                 for pattern, more in (patterns or {}).items():
                     if fnmatchcase(name, pattern):
                         kind, special = f"{kind}, {pattern}", {**special, **more}
@@ -64,10 +63,10 @@ def for_model(
     return cls(groups.values(), lr=lr, betas=betas, weight_decay=weight_decay, **options)
 
 
-def _kind(name: str, module: nn.Module, param: Tensor, betas: Any, config: Any) -> tuple[str, dict[str, Any]]:
+def _kind(name: str, module: nn.Module, param: Tensor, config: Any) -> tuple[str, dict[str, Any]]:
     """Return what a parameter is, and the options of its group."""
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and param.shape[0] > 2 * param.shape[1]:
-        return "embeddings", {"structure": "diagonal", "betas": (betas[0], 1 - (1 - betas[1]) / RARE)}
+        return "embeddings", {"structure": "diagonal"}
     if param.ndim < 2 or isinstance(module, nn.LayerNorm):
         return "vectors", {"weight_decay": 0.0}
     if "lora_" in name:  # adapters of high rank have the shape of embeddings

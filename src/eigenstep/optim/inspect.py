@@ -72,7 +72,7 @@ def _layout_flops(layout: Layout, group: Mapping[str, Any], interval: int) -> fl
         # When bases turn: W, and turning momentum and direction; then the map, B Q, mending B, and the residual.
         large = 1 + momentum + group["turn_first"]
         maps = {"quadratic": 1, "truncated": 4, "exact": 4 / 3}.get(group["maps"], 1)  # at least one of a user's own
-        small = maps + 1 + mends_at(group, EARLY + 1) + mends_at(group, EARLY + 2) + (2 if group["residual"] else 0)
+        small = maps + 1 + mends_at(group, EARLY, 1) + mends_at(group, EARLY, 2) + (2 if group["residual"] else 0)
         total += rotations * product + (large * product + small * cube) / interval
     return total
 

@@ -67,7 +67,7 @@ def plan(
     if structure == "diagonal" or embedding or min(matrix) == 1:
         most = min(MOST_SLICES, shape[0]) if elementwise and len(shape) > 1 else 1
         units = next(n for n in range(most, 0, -1) if n == 1 or shape[0] % n == 0)
-        return replace(_whole(shape, units, 1, (math.prod(shape) // units,), (False,)), rare=embedding)
+        return _whole(shape, units, 1, (math.prod(shape) // units,), (False,))
     if structure == "axes" and len(inner) > MOST_AXES:
         raise ValueError(
             f'structure="axes" takes at most {MOST_AXES} axes, got a parameter of shape {shape}: give it a group of '

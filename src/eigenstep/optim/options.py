@@ -283,15 +283,19 @@ def plan_of(group: Group, param: Tensor) -> Plan:
     return plan(tuple(param.shape), **options, elementwise=group["eigenvalues"] == "corrected")
 
 
-def mends_at(group: Group, turns: int) -> bool:
-    """Tell whether bases are mended at a turn, given its number: every second time, wherever that is enough.
+def mends_at(group: Group, count: int, turns: int) -> bool:
+    """Tell whether bases are mended at a turn: every second time, wherever that is enough.
 
     Quadratic maps of generators of a norm up to 0.5 stretch bases by at most ``sqrt(1 + 4 |N|^4)``, two turns by 1.25,
     and Newton-Schulz steps come back from below ``sqrt(3)``. Normalized generators may be longer, other maps are exact
-    enough to be held to it or the user's own, and a CUDA graph takes one step for ever. As in ``turns_at``, a
-    schedule has no early time, in which rotations are long.
+    enough to be held to it or the user's own, and a CUDA graph takes one step for ever.
+
+    Args:
+        group: the options; as in ``turns_at``, there may be an early time, in which rotations are long.
+        count: the number of steps before this one.
+        turns: the number of the turn, which is the parameter's own: it may have gradients at every second step only.
     """
-    early = isinstance(group["interval"], int) and group["start"] > 0 and turns <= EARLY
+    early = isinstance(group["interval"], int) and group["start"] > 0 and count < EARLY
     always = group["maps"] != "quadratic" or group["rotation"] == "normalized" or group["capturable"]
     return bool(group["reorthonormalize"] and (always or early or turns % 2 == 0))
 
@@ -299,7 +303,7 @@ def mends_at(group: Group, turns: int) -> bool:
 def rule_of(group: Group, turns: int = 0) -> Rule:
     """Return what decides what a step computes; ``turns`` is the number of the turn, if it turns bases."""
     options = {name: group[name] for name in Rule.__dataclass_fields__}
-    return Rule(**{**options, "reorthonormalize": mends_at(group, turns)})
+    return Rule(**{**options, "reorthonormalize": mends_at(group, group["count"] - 1, turns)})
 
 
 def rates_of(group: Group, like: Tensor) -> Rates:

@@ -40,8 +40,8 @@ class Spectral(Optimizer):
     No stream of gradients makes steps large: the root mean square of that of a matrix is at most one learning rate.
     Without ``grafting="descent"``, corrected second moments are still never below the square of the momentum, and bound
     it by ``(1 - w) + w / sqrt(1 - betas[1])`` with equal betas and ``w = nesterov`` (1 without momentum), as long as
-    ``betas[0]**2 <= betas[1]``. Kronecker eigenvalues have ``clip`` for that. Vectors have AdamW's own bound, 1.2, and
-    embeddings, for their longer memory, 7.3.
+    ``betas[0]**2 <= betas[1]``. Kronecker eigenvalues have ``clip`` for that. Vectors and embeddings have AdamW's own
+    bound, 1.2.
 
     Examples:
         >>> import torch
@@ -69,7 +69,7 @@ class Spectral(Optimizer):
         clip: float | None = None,
         grafting: str | None = "descent",
         structure: str = "auto",
-        max_dim: int | None = 2048,
+        max_dim: int | None = 1280,
         max_ratio: float | None = 2.0,
         batch_dims: int | None = None,
         split_sizes: Sequence[int] | None = None,
@@ -123,10 +123,10 @@ class Spectral(Optimizer):
                 until it lowers the loss as fast as Adam's would at the same learning rate, but not beyond its largest
                 step, nor three times its present one. Roots other than 2 want the size of "adam", "rms" or ``None``.
             structure: "kronecker", one factor per side, the first axis against the rest; "auto" is the same, but steps
-                the matrices of a stack ``(experts, n, m)`` one by one, and embeddings as AdamW does, with a second
-                moment that remembers 50 times longer (1024 rows or more, 16 times as many as columns, and 32 of these
-                at least); "axes", one factor per axis, for convolutions; "full", one matrix over the whole parameter,
-                for tiny ones; "diagonal", no basis, where one brings nothing: this is AdamW, as it is for vectors.
+                the matrices of a stack ``(experts, n, m)`` one by one, and embeddings as AdamW does (1024 rows or more,
+                16 times as many as columns, and 32 of these at least); "axes", one factor per axis, for convolutions;
+                "full", one matrix over the whole parameter, for tiny ones; "diagonal", no basis, where one brings
+                nothing: this is AdamW, as it is for vectors.
             batch_dims: how many of the first axes count matrices of their own; ``None`` for what "auto" recognizes.
             split_sizes: rows of each matrix that was fused, such as queries, keys and values: each steps on its own.
             num_heads: step each of so many heads as a matrix of its own: equal parts of the rows, or of each of

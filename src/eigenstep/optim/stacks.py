@@ -57,7 +57,6 @@ class Plan:
     grain: int  # how many lie at one index of this axis, if several axes count them; otherwise 1
     matrix: tuple[int, int]  # rows and columns of a unit
     layouts: tuple[Layout, ...]  # the rectangles that make up a unit
-    rare: bool = False  # whether it is an embedding, whose rows get gradients now and then
 
     @property
     def slices(self) -> int:
@@ -244,7 +243,7 @@ class Stacks:
                 if (param, index) not in self._counts:  # after loading, the device must be asked
                     self._counts[param, index] = int(states[param][("step" if adam else "turns") + end][0])
                 kind = adam or (layout.key, self._counts[param, index] % 2)  # every second turn mends bases
-                key: tuple[object, ...] = (kind, plan.rare, packed, param.dtype, param.device)
+                key: tuple[object, ...] = (kind, packed, param.dtype, param.device)
                 buckets.setdefault(key if together else (*key, id(param)), []).append(Member(param, plan, index))
         wanted = {_ids(some): some for members in buckets.values() for some in _portions(members)}
         kept = {_ids(stack.members): stack for stack in self._found}

@@ -89,7 +89,7 @@ class Plan:
         dtype: Number format of the weights.
         start: First weights.
         layouts: Options of each of them alone.
-        rare: Which of them are embeddings, whose second moments remember longer.
+        rare: Which of them are embeddings, which step as in AdamW.
         model: Whether they are those of `Network`, and the optimizer finds out by itself what they are.
         streams: Gradients of each parameter, steps × shape.
         missing: Steps × parameters, where a gradient is None.

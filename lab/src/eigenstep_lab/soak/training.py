@@ -17,8 +17,6 @@ LARGEST_STEP = 3.0
 """Largest root mean square of one step: of a matrix in learning rates, of a vector in AdamW's largest steps."""
 LARGEST_MOVE = 3.0
 """Largest root mean square of a matrix's whole move, in moves of AdamW with the same betas."""
-RARE = 50
-"""Second moments of embeddings remember so many times longer."""
 
 
 class Training:
@@ -185,12 +183,7 @@ class _Adam:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.weights = [torch.nn.Parameter(start.double()) for start in plan.start]
-        longer = (plan.betas[0], 1 - (1 - plan.betas[1]) / RARE)
-        groups = [
-            {"params": [weight], "betas": longer if rare else plan.betas}
-            for weight, rare in zip(self.weights, plan.rare, strict=True)
-        ]
-        self.optimizer = torch.optim.AdamW(groups, plan.lr, eps=1e-300, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(self.weights, plan.lr, plan.betas, eps=1e-300, weight_decay=0.0)
         self.farthest = [0.0 for _ in self.weights]
         self.theirs = [0.0 for _ in self.weights]
         self.largest = [0.0 for _ in self.weights]
