@@ -16,7 +16,7 @@ def norms(x: Tensor) -> Tensor:
 def evened(x: Tensor) -> Tensor:
     result = x.clone()
     size = norms(x).to(x.dtype).clamp_min(torch.finfo(x.dtype).tiny)
-    return _even_out(result, size) * result
+    return _even_out(result, size, torch.empty_like(result)) * result
 
 
 def uneven(*shape: int) -> Tensor:

@@ -294,8 +294,10 @@ class Tensor:
         return evened(step) * min(self.gain, max(1.0, longest / size(step)), 1 / size(step))
 
     def limited(self, step: Array, gradient: Array) -> Array:
-        """Give the step the size of Adam's or RMSprop's; clip its root mean square."""
+        """Give the step the size of Adam's or RMSprop's, or one of 1 at most; clip its root mean square."""
         o = self.o
+        if o["grafting"] == "descent" and o["root"] == 2 and any(factor.blocks for factor in self.factors):
+            step = step / max(1.0, size(step))  # bases that wait to be mended stretch it
         if o["grafting"] in ("adam", "rms"):
             weight = rate(o["betas"][1], self.t, min(o["start"], 1.0))
             self.adam = (1 - weight) * self.adam + weight * gradient**2

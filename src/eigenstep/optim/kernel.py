@@ -99,6 +99,9 @@ def step(
         most = min(largest(gradient.dtype), largest(direction.dtype))
         direction = direction.clamp(-most, most)
     direction = rotate(direction, bases, back=True)
+    if "gain" in state:  # cut in the eigenbasis already, which stretches steps a little while it waits to be mended
+        size = torch.linalg.vector_norm(direction, dim=tuple(range(1, direction.ndim)), keepdim=True)
+        direction.mul_((direction[0].numel() ** 0.5 / size).clamp_max_(1.0))
     if not rule.turn_first:
         _turn(turns, bases, state, rule, given)
     if "graft" in state or rule.clip is not None:
@@ -335,11 +338,11 @@ def _even_out(direction: Tensor, size: Tensor, square: Tensor) -> Tensor:
     """
     axes, limits = range(1, direction.ndim), torch.finfo(size.dtype)
     size, factors = size.clamp_max(limits.max), []
-    torch.mul(direction, direction, out=square)  # once for all axes; norms of columns take ten times longer than sums
+    torch.div(direction, size, out=square).square_()  # once for all axes; norms of columns take ten times longer
     for axis in axes[1:]:
         others = (*axes[2:],) if axis == 2 else (*axes[: axis - 1], *axes[axis:])  # rows are those of all blocks
-        length = square.sum(others, keepdim=True).sqrt_().clamp_max_(limits.max)
-        factors.append(length.div_(size).square_().mul_(length[0].numel()).add_(UNEVEN).rsqrt_())
+        share = square.sum(others, keepdim=True)
+        factors.append(share.mul_(share[0].numel()).add_(UNEVEN).rsqrt_())
     for factor in factors:
         direction.mul_(factor)
     return size / torch.linalg.vector_norm(direction, dim=tuple(axes), keepdim=True).clamp_(limits.tiny, limits.max)
