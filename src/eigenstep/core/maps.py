@@ -57,11 +57,8 @@ def truncated_cayley(generator: Tensor, cap: float | None = 0.6) -> Tensor:
 
 def shrink_factor(square: Tensor, cap: float) -> Tensor:
     """Return ``min(1, cap / ||N^2||_F^(1/2))`` for each generator of a batch, given ``square = N^2``."""
-    return (cap / _norm(square).sqrt_().clamp_min_(cap)).to(square.dtype)
-
-
-def _norm(matrix: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(matrix.float() if matrix.dtype in HALF else matrix, keepdim=True)
+    norm = torch.linalg.matrix_norm(square.float() if square.dtype in HALF else square, keepdim=True)
+    return (cap / norm.sqrt_().clamp_min_(cap)).to(square.dtype)
 
 
 def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
@@ -72,7 +69,8 @@ def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
     and otherwise at most ``4 ||N||^4`` is missing, which a Newton-Schulz step on the turned basis makes good.
     """
     result = matmul(generator, generator)
-    norm, dtype = _norm(result), result.dtype
+    dtype = result.dtype
+    norm = torch.linalg.matrix_norm(result.float() if dtype in HALF else result, keepdim=True)
     trace = diagonal(result).sum(-1, keepdim=True, dtype=norm.dtype)[..., None]  # -||N||_F^2
     shrink = norm.clamp_min(cap**2).reciprocal_().mul_(cap**2)  # of N^2
     norm.mul_(shrink).square_()

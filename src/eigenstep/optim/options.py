@@ -302,7 +302,7 @@ def mends_at(group: Group, count: int, turns: int) -> bool:
 
 def rule_of(group: Group, turns: int = 0) -> Rule:
     """Return what decides what a step computes; ``turns`` is the number of the turn, if it turns bases."""
-    options = {name: group[name] for name in Rule.__dataclass_fields__}
+    options = dict(zip(Rule.__dataclass_fields__, itemgetter(*Rule.__dataclass_fields__)(group), strict=True))
     return Rule(**{**options, "reorthonormalize": mends_at(group, group["count"] - 1, turns)})
 
 
