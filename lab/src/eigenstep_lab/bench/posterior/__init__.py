@@ -13,15 +13,16 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...store import Cells
 from . import scores
-from .methods import METHODS, ON_TOP, Options, fit, posterior_optimizer, spectral
+from .methods import METHODS, ON_TOP, Options, Predict, fit, posterior_optimizer, spectral
 from .problems import PROBLEMS, Problem
 from .tables import tables_of
 
@@ -89,35 +90,46 @@ def compute(problem: Problem, method: str, options: Options, seed: int) -> dict[
         predict = METHODS[method].train(problem, seed, options)
         seconds = time.process_time() - start
         with torch.no_grad():
-            return {**scored(problem, predict), "seconds": seconds}
+            return {**scored(problem, predict, METHODS[method].temperatures), "seconds": seconds}
     except (ValueError, FloatingPointError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
         return {"valid": math.inf, "failed": str(error)[:200], "seconds": time.process_time() - start}
 
 
-def scored(problem: Problem, predict: Any) -> dict[str, Any]:
-    """Return all scores of a method that has been trained."""
-    valid = predict(problem.valid[0])
-    if not valid.isfinite().all():
+def scored(problem: Problem, predict: Predict, temperatures: Sequence[float]) -> dict[str, Any]:
+    """Return all scores of a method that has been trained, at the temperature of draws that validation data like best."""
+    x, y = problem.valid
+    draws = {temperature: predict(x, temperature) for temperature in temperatures}
+    losses = {t: valid_loss(problem, each) for t, each in draws.items()}
+    cold = min(losses, key=losses.__getitem__)
+    if not math.isfinite(losses[cold]):
         return {"valid": math.inf, "failed": "predictions are not finite"}
-    found: dict[str, Any] = {"tests": {}}
+    found: dict[str, Any] = {"valid": losses[cold], "draws at": cold, "tests": {}}
     if problem.variance is not None:
-        variance = scores.best_variance(valid, problem.valid[1])
-        found["valid"] = scores.value_scores(valid, variance, problem.valid[1])["nll"]
-        for test, (x, y) in problem.tests.items():
-            found["tests"][test] = scores.value_scores(predict(x), variance, y)
+        variance = scores.best_variance(draws[cold], y)
+        for test, (inputs, targets) in problem.tests.items():
+            found["tests"][test] = scores.value_scores(predict(inputs, cold), variance, targets)
         return found
-    mean = valid.mean(0)
-    temperature = scores.best_temperature(mean, problem.valid[1])
-    found |= {"valid": scores.log_loss(mean, problem.valid[1]), "temperature": temperature}
-    for test, (x, y) in problem.tests.items():
-        mean = predict(x).mean(0)
-        after = scores.class_scores(scores.scaled(mean, temperature), y)
-        found["tests"][test] = {**scores.class_scores(mean, y), "scaled nll": after["nll"], "scaled ece": after["ece"]}
+    found["temperature"] = temperature = scores.best_temperature(draws[cold].mean(0), y)
+    for test, (inputs, targets) in problem.tests.items():
+        mean = predict(inputs, cold).mean(0)
+        after = scores.class_scores(scores.scaled(mean, temperature), targets)
+        own = scores.class_scores(mean, targets)
+        found["tests"][test] = {**own, "scaled nll": after["nll"], "scaled ece": after["ece"]}
         if test == "clean":
-            found["reliability"] = scores.reliability(mean, y)
+            found["reliability"] = scores.reliability(mean, targets)
             if problem.foreign is not None:
-                found["detection"] = scores.detection(mean, predict(problem.foreign).mean(0))
+                found["detection"] = scores.detection(mean, predict(problem.foreign, cold).mean(0))
     return found
+
+
+def valid_loss(problem: Problem, draws: Tensor) -> float:
+    """Return the log loss on validation data, infinite if predictions are not finite."""
+    targets = problem.valid[1]
+    if not draws.isfinite().all():
+        return math.inf
+    if problem.variance is not None:
+        return scores.value_scores(draws, scores.best_variance(draws, targets), targets)["nll"]
+    return scores.log_loss(draws.mean(0), targets)
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:

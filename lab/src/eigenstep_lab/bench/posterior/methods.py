@@ -1,8 +1,8 @@
 """Ways to a posterior. Each trains a network and returns a function that draws predictions.
 
-Draws are class probabilities, or means for regressions, of shape ``(draws, examples, outputs)``. All train for the same
-number of epochs with the same batches, warm-up and cosine; peers are their authors' packages, but for SWAG, dropout
-and ensembles, which need none.
+Draws are class probabilities, or means for regressions, of shape ``(draws, examples, outputs)``, at a temperature by
+which the variances of the weights are multiplied. All train for the same number of epochs with the same batches, warm-up
+and cosine; peers are their authors' packages, but for SWAG, dropout and ensembles, which need none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from ...console import require_peer
 from .problems import Problem
 
 DRAWS = 32
-Predict = Callable[[Tensor], Tensor]
+TEMPERATURES = (1e-4, *(2.0**k for k in range(-6, 8)))
+"""Of draws, to choose from on validation data; the first one leaves hardly more than the mean of the weights."""
+Predict = Callable[[Tensor, float], Tensor]
 Options = Mapping[str, Any]
 
 
@@ -35,11 +37,13 @@ class Method:
     Attributes:
         train: Trains with options and returns a function that predicts.
         space: Options, and what random trials choose each from: a list, or the ends of a range of magnitudes.
+        temperatures: Of draws, to choose from; a single one where there is no Gaussian to be scaled.
         version: Goes up when something changes that makes kept runs wrong, such as `Spectral`, which all but IVON use.
     """
 
     train: Callable[[Problem, int, Options], Predict]
     space: Mapping[str, Any]
+    temperatures: tuple[float, ...] = TEMPERATURES
     version: int = 1
 
 
@@ -118,7 +122,7 @@ def train_mode(problem: Problem, seed: int, options: Options) -> nn.Module:
 def mode(problem: Problem, seed: int, options: Options) -> Predict:
     """Weights alone, without uncertainty."""
     model = train_mode(problem, seed, options)
-    return lambda x: finished(problem, model(x))[None]
+    return lambda x, _: finished(problem, model(x))[None]
 
 
 def posterior_optimizer(problem: Problem, model: nn.Module, options: Options) -> Any:
@@ -138,7 +142,12 @@ def posterior(problem: Problem, seed: int, options: Options) -> Predict:
     model = problem.build(0.0)
     optimizer = posterior_optimizer(problem, model, options)
     fit(problem, model, optimizer, seed, sampled=True)
-    return lambda x: finished(problem, optimizer.predict(model, x, DRAWS, generator=Generator().manual_seed(seed)))
+
+    def predict(x: Tensor, temperature: float) -> Tensor:
+        generator = Generator().manual_seed(seed)
+        return finished(problem, optimizer.predict(model, x, DRAWS, temperature=temperature, generator=generator))
+
+    return predict
 
 
 def ivon(problem: Problem, seed: int, options: Options) -> Predict:
@@ -156,8 +165,9 @@ def ivon(problem: Problem, seed: int, options: Options) -> Predict:
     )
     fit(problem, model, optimizer, seed, sampled=True)
 
-    def predict(x: Tensor) -> Tensor:
+    def predict(x: Tensor, temperature: float) -> Tensor:
         torch.manual_seed(seed)
+        optimizer.param_groups[0]["ess"] = ess / temperature  # from here on, of nothing but the noise
         found = []
         for _ in range(DRAWS):
             with optimizer.sampled_params():
@@ -180,8 +190,9 @@ def laplace(subset: str, kind: str, problem: Problem, seed: int, options: Option
     made.fit(DataLoader(TensorDataset(*problem.train), batch_size=250))
     form = "glm" if subset == "last_layer" else "nn"
 
-    def predict(x: Tensor) -> Tensor:
+    def predict(x: Tensor, temperature: float) -> Tensor:
         torch.manual_seed(seed)
+        made.temperature, made.prior_precision = temperature, options["prior"] / temperature  # of data and prior alike
         return torch.cat([made.predictive_samples(part, form, n_samples=DRAWS) for part in torch.split(x, 500)], 1)
 
     return predict
@@ -194,7 +205,7 @@ def dropout(problem: Problem, seed: int, options: Options) -> Predict:
     fit(problem, model, spectral(problem, model, options), seed)
     model.train()  # there is nothing else in it that differs
 
-    def predict(x: Tensor) -> Tensor:
+    def predict(x: Tensor, _: float) -> Tensor:
         torch.manual_seed(seed)
         return torch.stack([finished(problem, model(x)) for _ in range(DRAWS)])
 
@@ -217,12 +228,12 @@ def swag(problem: Problem, seed: int, options: Options) -> Predict:
     mean, spread = weights.mean(0), weights.std(0)
     deviations = (weights - mean) / (len(weights) - 1) ** 0.5
 
-    def predict(x: Tensor) -> Tensor:
+    def predict(x: Tensor, temperature: float) -> Tensor:
         generator, found = Generator().manual_seed(seed), []
         for _ in range(DRAWS):
             noise = spread * torch.randn(len(mean), generator=generator)
             noise = noise + torch.randn(len(deviations), generator=generator) @ deviations
-            nn.utils.vector_to_parameters(mean + noise / 2**0.5, params)
+            nn.utils.vector_to_parameters(mean + noise * (temperature / 2) ** 0.5, params)
             found.append(finished(problem, model(x)))
         return torch.stack(found)
 
@@ -237,7 +248,7 @@ def ensemble(problem: Problem, seed: int, options: Options) -> Predict:
         models.append(problem.build(0.0))
         optimizer = spectral(problem, models[-1], options)
         fit(problem, models[-1], optimizer, 1000 * (member + 1) + seed, epochs=problem.epochs / 5)
-    return lambda x: torch.stack([finished(problem, model(x)) for model in models])
+    return lambda x, _: torch.stack([finished(problem, model(x)) for model in models])
 
 
 RATES, DECAYS, PRIORS = (5e-4, 5e-3), [0.0, 0.1, 0.3, 1.0], [3.0, 10.0, 30.0]
