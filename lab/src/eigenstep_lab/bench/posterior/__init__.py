@@ -1,9 +1,10 @@
 """Posteriors of small networks: log loss, calibration, shifted data and foreign inputs, by method.
 
 Each method gets the same number of random trials, judged by the log loss on validation data with a seed of their own;
-the best then trains with other seeds, and these are what tables show. All predictions are also shown after temperature
-scaling on the validation data (for regressions, the variance of the noise is always chosen there). Every run is kept in
-a file, and none is repeated.
+the best then trains with other seeds, and these are what tables show. The validation data also choose the temperature
+of draws, by which the variances of all Gaussian posteriors are multiplied. All predictions are shown as they are and
+after temperature scaling on the validation data (for regressions, the variance of the noise is always chosen there);
+the latter are what the aim is about. Every run is kept in a file, and none is repeated.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to run."""
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS), help="default: all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
-    parser.add_argument("--trials", type=int, default=4, help="random trials of each method (default: %(default)s)")
+    parser.add_argument("--trials", type=int, default=8, help="random trials of each method (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=4, help="seeds of the best one (default: %(default)s)")
     parser.add_argument("--results", type=Path, help="file in which every run is kept, and looked for before")
     parser.add_argument("--plot", type=Path, help="draw how reliable confidence is on the first problem of classes")
@@ -64,16 +65,21 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def chosen(method: str, count: int) -> list[dict[str, Any]]:
     """Return random options of a method, the same ones for all problems."""
+    return spread(METHODS[method].space, count)
+
+
+def spread(space: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Return random options that cover each range evenly (a Latin hypercube): few trials leave no large gaps."""
     generator = random.Random(0)
-    trials = []
-    for _ in range(count):
-        options: dict[str, Any] = {}
-        for name, values in METHODS[method].space.items():
+    trials: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, values in space.items():
+        for place, trial in zip(generator.sample(range(count), count), trials, strict=True):
+            share = (place + generator.random()) / count
             if isinstance(values, list):
-                options[name] = generator.choice(values)
+                trial[name] = values[int(share * len(values))]
             else:
-                options[name] = float(f"{math.exp(generator.uniform(*map(math.log, values))):.3g}")
-        trials.append(options)
+                low, high = map(math.log, values)
+                trial[name] = float(f"{math.exp(low + share * (high - low)):.3g}")
     return trials
 
 
@@ -96,7 +102,7 @@ def compute(problem: Problem, method: str, options: Options, seed: int) -> dict[
 
 
 def scored(problem: Problem, predict: Predict, temperatures: Sequence[float]) -> dict[str, Any]:
-    """Return all scores of a method that has been trained, at the temperature of draws that validation data like best."""
+    """Return all scores of a method that has been trained; validation data choose the temperature of its draws."""
     x, y = problem.valid
     draws = {temperature: predict(x, temperature) for temperature in temperatures}
     losses = {t: valid_loss(problem, each) for t, each in draws.items()}
@@ -154,7 +160,7 @@ def training_time(names: list[str], repeats: int = 3) -> dict[str, Any]:
                 if kind == "Spectral":
                     optimizer = spectral(problem, model, {"lr": 2e-3, "weight_decay": 0.01})
                 else:
-                    optimizer = posterior_optimizer(problem, model, {"lr": 0.02, "ess": 5, "prior": 30.0})
+                    optimizer = posterior_optimizer(problem, model, {"lr": 0.02, "ess": 20, "decay": 1.5})
                 start = time.process_time()
                 fit(problem, model, optimizer, seed, epochs=2, sampled=kind != "Spectral")
                 own.append(time.process_time() - start)
