@@ -249,6 +249,50 @@ def test_the_last_layer_alone() -> None:
     assert all(torch.equal(x, before) for x in seen)
 
 
+@pytest.mark.parametrize("right", [0.125, 2.0])
+@pytest.mark.parametrize("linearized", [False, True])
+def test_the_right_temperature_is_found(right: float, linearized: bool) -> None:
+    """Held-out targets come from the posterior itself, at a temperature that is known."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3).double()
+    optimizer = train(model, Spectral.posterior(model.parameters(), **SQUARED), 20)
+    x = torch.randn(400, 6).double()
+    targets = torch.cat([optimizer.predict(model, each[None], 1, temperature=right)[0] for each in x])
+
+    def log_loss(outputs: Tensor) -> Tensor:
+        spread = outputs.var(0).add(1e-9).sqrt()
+        return -torch.distributions.Normal(outputs.mean(0), spread).log_prob(targets).mean()
+
+    state = torch.get_rng_state()
+    assert optimizer.tune_temperature(model, x, log_loss, 200, linearized=linearized) == right
+    assert torch.equal(torch.get_rng_state(), state)
+    near = optimizer.tune_temperature(model, x, log_loss, 200, temperatures=[0.9 * right, 30 * right])
+    assert near == 0.9 * right
+
+
+def test_a_mean_that_is_sure_and_right_wants_no_noise() -> None:
+    model = network()
+    optimizer = train(model, Spectral.posterior(model.parameters(), **SQUARED), 20)
+    targets = model(INPUTS).argmax(-1)
+    with torch.no_grad():
+        model[2].weight.mul_(50)
+        model[2].bias.mul_(50)
+
+    def log_loss(outputs: Tensor) -> Tensor:
+        return nn.functional.nll_loss(outputs.softmax(-1).mean(0).log(), targets)
+
+    assert optimizer.tune_temperature(model, INPUTS, log_loss) == 0.0
+    for temperatures, loss, message in (
+        ([], log_loss, "log_loss must be finite at one of the temperatures"),
+        ([1.0], lambda outputs: outputs.mean() * float("nan"), "log_loss must be finite"),
+        ([-1.0], log_loss, "temperature must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optimizer.tune_temperature(model, INPUTS, loss, temperatures=temperatures)
+    with pytest.raises(TypeError, match="no_such_option"):
+        optimizer.tune_temperature(model, INPUTS, log_loss, no_such_option=1)
+
+
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"ess": 0.0}, "ess must be greater than 0"),
     ({"ess": -1.0}, "ess must be"),

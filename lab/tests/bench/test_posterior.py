@@ -16,7 +16,7 @@ from eigenstep import Full, Spectral
 from eigenstep.inference import Gaussian
 from eigenstep_lab import cli
 from eigenstep_lab.bench.inference_quadrature import Quadrature
-from eigenstep_lab.bench.posterior import chosen, compute, scores, tables
+from eigenstep_lab.bench.posterior import chosen, compute, scored, scores, spread, tables
 from eigenstep_lab.bench.posterior.methods import METHODS
 from eigenstep_lab.bench.posterior.problems import Problem, rotated
 
@@ -106,14 +106,44 @@ def test_every_method_trains_and_predicts(problem: Problem, method: str) -> None
 
 def test_verdicts_count_test_sets() -> None:
     def runs(value: float) -> dict[str, Any]:
-        return {"runs": [{"tests": {"clean": {"nll": value, "ece": value}}, "seconds": 1.0}] * 2}
+        own = {"nll": value, "ece": value, "scaled nll": -value}
+        return {"runs": [{"tests": {"clean": own}, "seconds": 1.0}] * 2}
 
     found = {
         f"p{i}": {tables.OURS: runs(1.0), "IVON": runs(2.0), "last-layer Laplace": runs(2.0 if i < 1 else 0.5)}
         for i in range(3)
     }
     rows = next(table for table in tables.tables_of(found) if table["title"] == "Verdicts")["rows"]
-    assert [row[1:] for row in rows] == 2 * [["3 of 3 test sets", "holds"], ["1 of 3 test sets", "does not hold"]]
+    plain = [["3 of 3 test sets", "holds"], ["1 of 3 test sets", "does not hold"]]
+    reverse = [["0 of 3 test sets", "does not hold"], ["2 of 3 test sets", "holds"]]
+    assert [row[1:] for row in rows] == [*reverse, *plain, *plain, *plain]  # first after temperature scaling
+
+
+def test_trials_cover_each_range_evenly() -> None:
+    trials = spread({"lr": (1e-4, 1.0), "kind": ["a", "b"]}, 8)
+    assert trials == spread({"lr": (1e-4, 1.0), "kind": ["a", "b"]}, 8)
+    assert sorted(math.floor(2 * math.log10(1e4 * trial["lr"])) for trial in trials) == list(range(8))
+    assert sorted(trial["kind"] for trial in trials) == ["a"] * 4 + ["b"] * 4
+
+
+def test_validation_data_choose_the_temperature_of_draws() -> None:
+    """Draws scatter twice as far as targets do, so that a quarter of their variance is right."""
+    torch.manual_seed(0)
+    noise, data = torch.randn(100, 300, 1), (torch.zeros(300, 1), torch.randn(300, 1))
+    problem = Problem(data, data, {"clean": data}, _net, variance=1e-9)
+    found = scored(problem, lambda x, temperature: 2 * temperature**0.5 * noise, [1 / 64, 1 / 16, 1 / 4, 1.0, 4.0])
+    assert found["draws at"] <= 0.25  # what is missing is noise of the data
+    assert found["valid"] == pytest.approx(found["tests"]["clean"]["nll"])
+    assert found["valid"] == pytest.approx(0.5 * math.log(2 * math.pi * math.e), abs=0.1)
+
+
+@pytest.mark.parametrize("method", ["Spectral.posterior", "IVON", "last-layer Laplace", "Kronecker Laplace", "SWAG"])
+def test_draws_scatter_with_the_root_of_the_temperature(problem: Problem, method: str) -> None:
+    options: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.1, **chosen(method, 1)[0]}
+    predict = METHODS[method].train(problem, 0, options)
+    with torch.no_grad():
+        wide, narrow = (predict(problem.valid[0], t).std(0).mean() for t in (1e-4, 1e-6))
+    assert 9 < wide / narrow < 11
 
 
 def test_runs_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -33,6 +34,8 @@ SOURCES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """What curvature is learned from, and defaults that are not ``Spectral``'s."""
+TEMPERATURES = (0.0, *(2.0**k for k in range(-6, 8)))
+"""Temperatures of predictions to choose from; at the first one there is the mean alone."""
 Pairs = dict[Tensor, tuple[Tensor, Tensor]]
 """For each parameter, the noise of a draw in the eigenbasis and the gradient at it."""
 
@@ -296,6 +299,42 @@ class SpectralPosterior(Spectral):
                     with moved({param: sign * x for param, x in half.items()}):
                         outputs.append(model(inputs))
         return torch.stack(outputs)
+
+    def tune_temperature(
+        self,
+        model: Callable[[Tensor], Tensor],
+        inputs: Tensor,
+        log_loss: Callable[[Tensor], float | Tensor],
+        samples: int = 32,
+        *,
+        temperatures: Iterable[float] = TEMPERATURES,
+        **more: Any,
+    ) -> float:
+        """Return the temperature at which ``predict`` has the smallest log loss on data that were held out.
+
+        Nothing is trained again. One ``ess`` does not suit all problems, and this finds out afterwards how far off it
+        was. All temperatures are tried with the same random numbers; torch's global ones are left as they were.
+
+        Args:
+            model: the model that was trained, in evaluation mode.
+            inputs: examples that it was not trained on, along the first axis.
+            log_loss: takes what ``predict`` returns, and returns the mean negative log-likelihood of the examples'
+                targets; for classes ``lambda outputs: nll_loss(outputs.softmax(-1).mean(0).log(), targets)``.
+            samples: how many draws at each temperature.
+            temperatures: what to choose from.
+            **more: options of ``predict``: ``only`` and ``linearized``.
+        """
+        cards = {param.device for group in self.param_groups for param in group["params"] if param.is_cuda}
+        losses: dict[float, float] = {}
+        for temperature in temperatures:
+            with torch.random.fork_rng(list(cards)):
+                torch.manual_seed(0)
+                outputs = self.predict(model, inputs, samples, temperature=temperature, **more)
+                losses[temperature] = float(log_loss(outputs))
+        known = {temperature: loss for temperature, loss in losses.items() if math.isfinite(loss)}
+        if not known:
+            raise ValueError(f"log_loss must be finite at one of the temperatures at least, got {losses}")
+        return min(known, key=known.__getitem__)
 
     @torch.no_grad()
     def covariance(self, param: Tensor) -> Tensor:

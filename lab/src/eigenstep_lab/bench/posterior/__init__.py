@@ -1,9 +1,10 @@
 """Posteriors of small networks: log loss, calibration, shifted data and foreign inputs, by method.
 
 Each method gets the same number of random trials, judged by the log loss on validation data with a seed of their own;
-the best then trains with other seeds, and these are what tables show. All predictions are also shown after temperature
-scaling on the validation data (for regressions, the variance of the noise is always chosen there). Every run is kept in
-a file, and none is repeated.
+the best then trains with other seeds, and these are what tables show. The validation data also choose the temperature
+of draws, by which the variances of all Gaussian posteriors are multiplied. All predictions are shown as they are and
+after temperature scaling on the validation data (for regressions, the variance of the noise is always chosen there);
+the latter are what the aim is about. Every run is kept in a file, and none is repeated.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...store import Cells
 from . import scores
-from .methods import METHODS, ON_TOP, Options, fit, posterior_optimizer, spectral
+from .methods import METHODS, ON_TOP, Options, Predict, fit, posterior_optimizer, spectral
 from .problems import PROBLEMS, Problem
 from .tables import tables_of
 
@@ -32,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to run."""
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS), help="default: all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
-    parser.add_argument("--trials", type=int, default=4, help="random trials of each method (default: %(default)s)")
+    parser.add_argument("--trials", type=int, default=8, help="random trials of each method (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=4, help="seeds of the best one (default: %(default)s)")
     parser.add_argument("--results", type=Path, help="file in which every run is kept, and looked for before")
     parser.add_argument("--plot", type=Path, help="draw how reliable confidence is on the first problem of classes")
@@ -63,16 +65,21 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def chosen(method: str, count: int) -> list[dict[str, Any]]:
     """Return random options of a method, the same ones for all problems."""
+    return spread(METHODS[method].space, count)
+
+
+def spread(space: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Return random options that cover each range evenly (a Latin hypercube): few trials leave no large gaps."""
     generator = random.Random(0)
-    trials = []
-    for _ in range(count):
-        options: dict[str, Any] = {}
-        for name, values in METHODS[method].space.items():
+    trials: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, values in space.items():
+        for place, trial in zip(generator.sample(range(count), count), trials, strict=True):
+            share = (place + generator.random()) / count
             if isinstance(values, list):
-                options[name] = generator.choice(values)
+                trial[name] = values[int(share * len(values))]
             else:
-                options[name] = float(f"{math.exp(generator.uniform(*map(math.log, values))):.3g}")
-        trials.append(options)
+                low, high = map(math.log, values)
+                trial[name] = float(f"{math.exp(low + share * (high - low)):.3g}")
     return trials
 
 
@@ -89,35 +96,46 @@ def compute(problem: Problem, method: str, options: Options, seed: int) -> dict[
         predict = METHODS[method].train(problem, seed, options)
         seconds = time.process_time() - start
         with torch.no_grad():
-            return {**scored(problem, predict), "seconds": seconds}
+            return {**scored(problem, predict, METHODS[method].temperatures), "seconds": seconds}
     except (ValueError, FloatingPointError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
         return {"valid": math.inf, "failed": str(error)[:200], "seconds": time.process_time() - start}
 
 
-def scored(problem: Problem, predict: Any) -> dict[str, Any]:
-    """Return all scores of a method that has been trained."""
-    valid = predict(problem.valid[0])
-    if not valid.isfinite().all():
+def scored(problem: Problem, predict: Predict, temperatures: Sequence[float]) -> dict[str, Any]:
+    """Return all scores of a method that has been trained; validation data choose the temperature of its draws."""
+    x, y = problem.valid
+    draws = {temperature: predict(x, temperature) for temperature in temperatures}
+    losses = {t: valid_loss(problem, each) for t, each in draws.items()}
+    cold = min(losses, key=losses.__getitem__)
+    if not math.isfinite(losses[cold]):
         return {"valid": math.inf, "failed": "predictions are not finite"}
-    found: dict[str, Any] = {"tests": {}}
+    found: dict[str, Any] = {"valid": losses[cold], "draws at": cold, "tests": {}}
     if problem.variance is not None:
-        variance = scores.best_variance(valid, problem.valid[1])
-        found["valid"] = scores.value_scores(valid, variance, problem.valid[1])["nll"]
-        for test, (x, y) in problem.tests.items():
-            found["tests"][test] = scores.value_scores(predict(x), variance, y)
+        variance = scores.best_variance(draws[cold], y)
+        for test, (inputs, targets) in problem.tests.items():
+            found["tests"][test] = scores.value_scores(predict(inputs, cold), variance, targets)
         return found
-    mean = valid.mean(0)
-    temperature = scores.best_temperature(mean, problem.valid[1])
-    found |= {"valid": scores.log_loss(mean, problem.valid[1]), "temperature": temperature}
-    for test, (x, y) in problem.tests.items():
-        mean = predict(x).mean(0)
-        after = scores.class_scores(scores.scaled(mean, temperature), y)
-        found["tests"][test] = {**scores.class_scores(mean, y), "scaled nll": after["nll"], "scaled ece": after["ece"]}
+    found["temperature"] = temperature = scores.best_temperature(draws[cold].mean(0), y)
+    for test, (inputs, targets) in problem.tests.items():
+        mean = predict(inputs, cold).mean(0)
+        after = scores.class_scores(scores.scaled(mean, temperature), targets)
+        own = scores.class_scores(mean, targets)
+        found["tests"][test] = {**own, "scaled nll": after["nll"], "scaled ece": after["ece"]}
         if test == "clean":
-            found["reliability"] = scores.reliability(mean, y)
+            found["reliability"] = scores.reliability(mean, targets)
             if problem.foreign is not None:
-                found["detection"] = scores.detection(mean, predict(problem.foreign).mean(0))
+                found["detection"] = scores.detection(mean, predict(problem.foreign, cold).mean(0))
     return found
+
+
+def valid_loss(problem: Problem, draws: Tensor) -> float:
+    """Return the log loss on validation data, infinite if predictions are not finite."""
+    targets = problem.valid[1]
+    if not draws.isfinite().all():
+        return math.inf
+    if problem.variance is not None:
+        return scores.value_scores(draws, scores.best_variance(draws, targets), targets)["nll"]
+    return scores.log_loss(draws.mean(0), targets)
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
@@ -142,7 +160,7 @@ def training_time(names: list[str], repeats: int = 3) -> dict[str, Any]:
                 if kind == "Spectral":
                     optimizer = spectral(problem, model, {"lr": 2e-3, "weight_decay": 0.01})
                 else:
-                    optimizer = posterior_optimizer(problem, model, {"lr": 0.02, "ess": 5, "prior": 30.0})
+                    optimizer = posterior_optimizer(problem, model, {"lr": 0.02, "ess": 20, "decay": 1.5})
                 start = time.process_time()
                 fit(problem, model, optimizer, seed, epochs=2, sampled=kind != "Spectral")
                 own.append(time.process_time() - start)

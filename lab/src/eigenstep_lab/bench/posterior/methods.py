@@ -1,8 +1,8 @@
 """Ways to a posterior. Each trains a network and returns a function that draws predictions.
 
-Draws are class probabilities, or means for regressions, of shape ``(draws, examples, outputs)``. All train for the same
-number of epochs with the same batches, warm-up and cosine; peers are their authors' packages, but for SWAG, dropout
-and ensembles, which need none.
+Draws are class probabilities, or means for regressions, of shape ``(draws, examples, outputs)``, at a temperature by
+which the variances of the weights are multiplied. All train for the same number of epochs with the same batches,
+warm-up and cosine; peers are their authors' packages, but for SWAG, dropout and ensembles, which need none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from ...console import require_peer
 from .problems import Problem
 
 DRAWS = 32
-Predict = Callable[[Tensor], Tensor]
+TEMPERATURES = (1e-4, *(4.0**k for k in range(-3, 4)))
+"""Of draws, to choose from on validation data; the first one leaves hardly more than the mean of the weights."""
+ALONE = (1.0,)
+"""For methods that have no Gaussian whose variances could be multiplied."""
+Predict = Callable[[Tensor, float], Tensor]
 Options = Mapping[str, Any]
 
 
@@ -35,11 +39,13 @@ class Method:
     Attributes:
         train: Trains with options and returns a function that predicts.
         space: Options, and what random trials choose each from: a list, or the ends of a range of magnitudes.
+        temperatures: Of draws, to choose from.
         version: Goes up when something changes that makes kept runs wrong, such as `Spectral`, which all but IVON use.
     """
 
     train: Callable[[Problem, int, Options], Predict]
     space: Mapping[str, Any]
+    temperatures: tuple[float, ...] = TEMPERATURES
     version: int = 1
 
 
@@ -118,17 +124,17 @@ def train_mode(problem: Problem, seed: int, options: Options) -> nn.Module:
 def mode(problem: Problem, seed: int, options: Options) -> Predict:
     """Weights alone, without uncertainty."""
     model = train_mode(problem, seed, options)
-    return lambda x: finished(problem, model(x))[None]
+    return lambda x, _: finished(problem, model(x))[None]
 
 
 def posterior_optimizer(problem: Problem, model: nn.Module, options: Options) -> Any:
-    """Return ours."""
+    """Return ours; a prior in proportion to ``ess`` decays weights alike, however much noise there is."""
     return Spectral.posterior(
         model.parameters(),
         lr=options["lr"],
         ess=options["ess"] * problem.size,
         batch_size=problem.batch,
-        prior_precision=options["prior"],
+        prior_precision=options["decay"] * options["ess"],
     )
 
 
@@ -138,7 +144,12 @@ def posterior(problem: Problem, seed: int, options: Options) -> Predict:
     model = problem.build(0.0)
     optimizer = posterior_optimizer(problem, model, options)
     fit(problem, model, optimizer, seed, sampled=True)
-    return lambda x: finished(problem, optimizer.predict(model, x, DRAWS, generator=Generator().manual_seed(seed)))
+
+    def predict(x: Tensor, temperature: float) -> Tensor:
+        generator = Generator().manual_seed(seed)
+        return finished(problem, optimizer.predict(model, x, DRAWS, temperature=temperature, generator=generator))
+
+    return predict
 
 
 def ivon(problem: Problem, seed: int, options: Options) -> Predict:
@@ -156,8 +167,9 @@ def ivon(problem: Problem, seed: int, options: Options) -> Predict:
     )
     fit(problem, model, optimizer, seed, sampled=True)
 
-    def predict(x: Tensor) -> Tensor:
+    def predict(x: Tensor, temperature: float) -> Tensor:
         torch.manual_seed(seed)
+        optimizer.param_groups[0]["ess"] = ess / temperature  # from here on, of nothing but the noise
         found = []
         for _ in range(DRAWS):
             with optimizer.sampled_params():
@@ -180,8 +192,9 @@ def laplace(subset: str, kind: str, problem: Problem, seed: int, options: Option
     made.fit(DataLoader(TensorDataset(*problem.train), batch_size=250))
     form = "glm" if subset == "last_layer" else "nn"
 
-    def predict(x: Tensor) -> Tensor:
+    def predict(x: Tensor, temperature: float) -> Tensor:
         torch.manual_seed(seed)
+        made.temperature, made.prior_precision = temperature, options["prior"] / temperature  # of data and prior alike
         return torch.cat([made.predictive_samples(part, form, n_samples=DRAWS) for part in torch.split(x, 500)], 1)
 
     return predict
@@ -194,7 +207,7 @@ def dropout(problem: Problem, seed: int, options: Options) -> Predict:
     fit(problem, model, spectral(problem, model, options), seed)
     model.train()  # there is nothing else in it that differs
 
-    def predict(x: Tensor) -> Tensor:
+    def predict(x: Tensor, _: float) -> Tensor:
         torch.manual_seed(seed)
         return torch.stack([finished(problem, model(x)) for _ in range(DRAWS)])
 
@@ -217,12 +230,12 @@ def swag(problem: Problem, seed: int, options: Options) -> Predict:
     mean, spread = weights.mean(0), weights.std(0)
     deviations = (weights - mean) / (len(weights) - 1) ** 0.5
 
-    def predict(x: Tensor) -> Tensor:
+    def predict(x: Tensor, temperature: float) -> Tensor:
         generator, found = Generator().manual_seed(seed), []
         for _ in range(DRAWS):
             noise = spread * torch.randn(len(mean), generator=generator)
             noise = noise + torch.randn(len(deviations), generator=generator) @ deviations
-            nn.utils.vector_to_parameters(mean + noise / 2**0.5, params)
+            nn.utils.vector_to_parameters(mean + noise * (temperature / 2) ** 0.5, params)
             found.append(finished(problem, model(x)))
         return torch.stack(found)
 
@@ -237,20 +250,22 @@ def ensemble(problem: Problem, seed: int, options: Options) -> Predict:
         models.append(problem.build(0.0))
         optimizer = spectral(problem, models[-1], options)
         fit(problem, models[-1], optimizer, 1000 * (member + 1) + seed, epochs=problem.epochs / 5)
-    return lambda x: torch.stack([finished(problem, model(x)) for model in models])
+    return lambda x, _: torch.stack([finished(problem, model(x)) for model in models])
 
 
-RATES, DECAYS, PRIORS = (5e-4, 5e-3), [0.0, 0.1, 0.3, 1.0], [3.0, 10.0, 30.0]
+RATES, DECAYS, PRIORS = (5e-4, 3e-2), [0.0, 0.1, 0.3, 1.0], [3.0, 10.0, 30.0]
 POINT = {"lr": RATES, "weight_decay": DECAYS}
+OURS = {"lr": (5e-3, 0.15), "ess": [20, 80, 320], "decay": (0.3, 6.0)}
+PEER = {"lr": (0.05, 1.5), "ess": [3, 10], "prior": PRIORS, "hess_init": [0.1, 0.3, 1.0, 10.0]}
 METHODS: Mapping[str, Method] = {
-    "weights alone": Method(mode, POINT, version=2),
-    "Spectral.posterior": Method(posterior, {"lr": (0.01, 0.03), "ess": [5], "prior": (15.0, 80.0)}, version=3),
-    "IVON": Method(ivon, {"lr": (0.03, 0.5), "ess": [3, 10], "prior": PRIORS, "hess_init": [0.1, 0.3, 1.0, 10.0]}),
-    "last-layer Laplace": Method(partial(laplace, "last_layer", "kron"), {"prior": (0.03, 100.0)}, version=2),
-    "Kronecker Laplace": Method(partial(laplace, "all", "kron"), {"prior": (1.0, 3000.0)}, version=2),
-    "dropout": Method(dropout, {**POINT, "rate": [0.05, 0.1, 0.2, 0.4]}, version=2),
-    "SWAG": Method(swag, {**POINT, "tail": [0.1, 0.3, 0.6]}, version=2),
-    "ensemble of 5": Method(ensemble, {"lr": (1e-3, 1e-2), "weight_decay": DECAYS}, version=2),
+    "weights alone": Method(mode, POINT, ALONE, version=3),
+    "Spectral.posterior": Method(posterior, OURS, version=4),
+    "IVON": Method(ivon, PEER, version=2),
+    "last-layer Laplace": Method(partial(laplace, "last_layer", "kron"), {"prior": (0.03, 100.0)}, version=3),
+    "Kronecker Laplace": Method(partial(laplace, "all", "kron"), {"prior": (1.0, 3000.0)}, version=3),
+    "dropout": Method(dropout, {**POINT, "rate": [0.05, 0.1, 0.2, 0.4]}, ALONE, version=3),
+    "SWAG": Method(swag, {**POINT, "tail": [0.1, 0.3, 0.6]}, version=3),
+    "ensemble of 5": Method(ensemble, {"lr": (1e-3, 6e-2), "weight_decay": DECAYS}, ALONE, version=3),
 }
 ON_TOP = ("last-layer Laplace", "Kronecker Laplace")
 """Methods that start from the weights alone, with the options that were best for these."""
