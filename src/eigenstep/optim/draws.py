@@ -33,8 +33,7 @@ def draw(
     drawn: Drawn = {}
     sources: dict[torch.device, Generator] = {}
     for group in groups:
-        mirrored = number is not None and group["antithetic"] and number % 2 == 1
-        sign = -1.0 if mirrored else 1.0
+        sign = -1.0 if number is not None and group["antithetic"] and number % 2 == 1 else 1.0
         noises, deviations, stacks = {}, {}, known(group)
         for stack in stacks:
             device = stack.members[0].param.device
@@ -89,10 +88,7 @@ def moved(deviations: Mapping[Tensor, Tensor]) -> Iterator[None]:
 
 
 def joined(param: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], count: int, prior: float) -> Tensor:
-    """Return noise and gradients of so many draws along the first axis, with the gradient of the prior at the mean.
-
-    A parameter that had no gradient at some of the draws has others of its draws twice.
-    """
+    """Return noise and gradients (with the prior's) of so many draws; where some are missing, others count twice."""
     gradient = cast(Tensor, param.grad)
     if not pairs:
         return torch.stack([torch.zeros_like(gradient), gradient.add(param, alpha=prior)])
@@ -105,10 +101,9 @@ def joined(param: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], count: int, pr
 
 
 def average_gradients(groups: Groups) -> float:
-    """Average gradients over all ranks, and return how many times too small that makes what they tell of curvature.
+    """Average gradients over all ranks, unless DDP has, and return how many times too small curvature is for that.
 
-    The noise of a rank meets its own gradient in one of as many parts of the average that DDP makes. Without DDP it
-    meets its own alone, and what comes of it is averaged. Gradients of different weights are never equal by chance.
+    The noise of a rank meets its own gradient in one of as many parts of DDP's average, and without DDP its own alone.
     """
     gradients = [param.grad for group in groups for param in group["params"] if param.grad is not None]
     sizes = [gradient.double().abs().sum().item() for gradient in gradients]

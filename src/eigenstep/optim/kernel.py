@@ -331,8 +331,6 @@ def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Te
 def _even_out(direction: Tensor, size: Tensor, square: Tensor) -> Tensor:
     """Even out the rows and columns of steps in the eigenbasis, in place; return what gives them their norms back.
 
-    Their norms are known, and there is room for their squares.
-
     Muon makes all singular values of a step equal, which takes 15 products. In the eigenbasis it is whole rows and
     columns that are longer than others, and dividing by their root mean squares comes close to it without any.
     """

@@ -26,13 +26,8 @@ FIXED: Mapping[str, Any] = {
     **{"capturable": False, "state_dtype": None, "weight_decay": 0.0, "decay": 1.0},
 }
 """Options of ``Spectral`` that a posterior leaves no choice about."""
-SOURCES: Mapping[str, Mapping[str, Any]] = {
-    "squared": {"betas": (0.9, 0.99)},
-    "reparametrization": {
-        **{"betas": (0.9, 0.999), "root": 1.0, "start": 3.0},
-        **{"eigenvalues": "kronecker", "grafting": None, "nesterov": 0.0},
-    },
-}
+NOISY = {"betas": (0.9, 0.999), "root": 1.0, "start": 3.0, "eigenvalues": "kronecker", "grafting": None, "nesterov": 0}
+SOURCES: Mapping[str, Mapping[str, Any]] = {"squared": {"betas": (0.9, 0.99)}, "reparametrization": NOISY}
 """What curvature is learned from, and defaults that are not ``Spectral``'s."""
 TEMPERATURES = (0.0, *(2.0**k for k in range(-6, 8)))
 """Temperatures of predictions to choose from; at the first one there is the mean alone."""
@@ -43,9 +38,8 @@ Pairs = dict[Tensor, tuple[Tensor, Tensor]]
 class SpectralPosterior(Spectral):
     """Train a Gaussian posterior ``N(mu, (ess S)^-1)`` over the weights. Also known as ``Spectral.posterior``.
 
-    The weights of the model are ``mu``, and ``S`` is in spectral form. Gradients are computed at weights drawn from the
-    posterior: where training comes to rest, the expected loss of draws, plus the divergence from the prior divided by
-    ``ess``, is as small as can be (variational inference).
+    The model's weights are ``mu``. Gradients are computed at weights drawn from the posterior: where training comes to
+    rest, their expected loss, plus the divergence from the prior over ``ess``, is smallest (variational inference).
 
     Examples:
         >>> import torch
@@ -91,11 +85,9 @@ class SpectralPosterior(Spectral):
                 little noise and are right where the model explains the data; or what ``step(curvature=...)`` is given.
                 "reparametrization": the gradients' dependence on the drawn weights, right everywhere, negative
                 curvature included, but noisy: for small models, large batches and antithetic pairs. It has ``root=1``.
-            antithetic: mirror every second draw of a step at the mean. With two of the same batch, the noise of the
-                batch cancels in curvature from the reparametrization trick.
+            antithetic: mirror every second draw of a step at the mean, against noise in "reparametrization".
             seed: of the draws of training, which depend on this, the step, the number of the draw and the rank alone.
-            distributed: whether gradients are averaged over the ranks of ``torch.distributed``, which draw different
-                weights. Every rank then keeps the whole state. It is noticed if DDP has averaged already.
+            distributed: average gradients over ranks, unless DDP has; these draw different weights, and keep all state.
             **more: options of ``Spectral``, such as ``structure``, ``interval``, ``root``, ``clip`` and ``nonfinite``.
         """
         kind = SOURCES["reparametrization" if curvature == "reparametrization" else "squared"]
@@ -188,8 +180,7 @@ class SpectralPosterior(Spectral):
 
         Args:
             closure: computes the gradients again, with ``sampled_params`` inside of it, and returns the loss.
-            curvature: as for ``Spectral``; vectors ``(K, *parameter.shape)`` whose outer products add up to the
-                curvature of one example's loss, such as gradients of ``K`` examples divided by ``sqrt(K)``.
+            curvature: as for ``Spectral``; outer products of the vectors add up to the curvature of one example's loss.
         """
         if self._inside:
             raise RuntimeError("step cannot be taken at drawn weights: leave sampled_params before")
@@ -294,9 +285,8 @@ class SpectralPosterior(Spectral):
         with torch.no_grad():
             while len(outputs) < samples:
                 drawn = draw(self.param_groups, self._known, temperature, generator, None, 1)
-                half = {param: x for param, (_, x) in drawn.items() if param in wanted}
                 for sign in (1, -1)[: samples - len(outputs)]:
-                    with moved({param: sign * x for param, x in half.items()}):
+                    with moved({param: sign * x for param, (_, x) in drawn.items() if param in wanted}):
                         outputs.append(model(inputs))
         return torch.stack(outputs)
 
@@ -312,25 +302,21 @@ class SpectralPosterior(Spectral):
     ) -> float:
         """Return the temperature at which ``predict`` has the smallest log loss on data that were held out.
 
-        Nothing is trained again. One ``ess`` does not suit all problems, and this finds out afterwards how far off it
-        was. All temperatures are tried with the same random numbers; torch's global ones are left as they were.
+        Thus ``ess`` need not be right. All are tried with the same random numbers; torch's own stay as they were.
 
         Args:
             model: the model that was trained, in evaluation mode.
             inputs: examples that it was not trained on, along the first axis.
-            log_loss: takes what ``predict`` returns, and returns the mean negative log-likelihood of the examples'
-                targets; for classes ``lambda outputs: nll_loss(outputs.softmax(-1).mean(0).log(), targets)``.
+            log_loss: of predictions; for classes ``lambda x: nll_loss(x.softmax(-1).mean(0).log(), targets)``.
             samples: how many draws at each temperature.
             temperatures: what to choose from.
             **more: options of ``predict``: ``only`` and ``linearized``.
         """
-        cards = {param.device for group in self.param_groups for param in group["params"] if param.is_cuda}
         losses: dict[float, float] = {}
-        for temperature in temperatures:
-            with torch.random.fork_rng(list(cards)):
+        for each in temperatures:
+            with torch.random.fork_rng(range(torch.cuda.device_count())):
                 torch.manual_seed(0)
-                outputs = self.predict(model, inputs, samples, temperature=temperature, **more)
-                losses[temperature] = float(log_loss(outputs))
+                losses[each] = float(log_loss(self.predict(model, inputs, samples, temperature=each, **more)))
         known = {temperature: loss for temperature, loss in losses.items() if math.isfinite(loss)}
         if not known:
             raise ValueError(f"log_loss must be finite at one of the temperatures at least, got {losses}")

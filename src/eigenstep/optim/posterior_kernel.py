@@ -4,8 +4,7 @@ The posterior of a stack of weights is ``N(mu, (lambda S)^-1)``, with the effect
 the curvature ``S`` of the optimizer's kernel. It is best where ``S`` is the mean over the posterior of the Hessian of
 the loss (of one example), plus ``delta / lambda`` for a prior of precision ``delta``.
 
-Squared gradients need no arithmetic of their own: the gradient of ``B`` examples has the covariance ``F / B``, and the
-kernel learns the Fisher matrix ``F`` from ``sqrt(B) g``.
+Squared gradients need nothing here: the kernel learns the Fisher matrix from ``sqrt(B) g`` of ``B`` examples.
 
 Gradients at draws ``w = mu + x`` tell more (the reparametrization trick): ``E[lambda S x g(w)^T]`` is the mean Hessian,
 whatever its signs are. Written for ``z = (lambda S)^(1/2) x``, which is standard normal, and for what the gradient has
