@@ -40,7 +40,7 @@ class Spectral(Optimizer):
     No stream of gradients makes steps large: the root mean square of that of a matrix is at most one learning rate.
     Without ``grafting="descent"``, corrected second moments are still never below the square of the momentum, and bound
     it by ``(1 - w) + w / sqrt(1 - betas[1])`` with equal betas and ``w = nesterov`` (1 without momentum), as long as
-    ``betas[0]**2 <= betas[1]``. Kronecker eigenvalues have ``clip`` for that, vectors and embeddings AdamW's bound, 1.2.
+    ``betas[0]**2 <= betas[1]``. Kronecker eigenvalues have ``clip`` for that, vectors and embeddings AdamW's own, 1.2.
 
     Examples:
         >>> import torch
