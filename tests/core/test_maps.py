@@ -140,3 +140,9 @@ class TestExponentialMaps:
             new = truncated_exp(d, torch.full_like(d, left))
             assert (new > 0).all()
             assert (new <= torch.finfo(dtype).eps * d + 2 * left).all()
+
+
+def test_generators_beyond_all_measure_turn_nothing() -> None:
+    """The norm of their square is infinite, their square is not."""
+    generator = 1e15 * torch.tensor([[[0.0, 1.0], [-1.0, 0.0]]], dtype=torch.float32)
+    assert_close(quadratic(generator), torch.eye(2, dtype=torch.float32)[None], rtol=0, atol=1e-6)

@@ -71,6 +71,7 @@ def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
     result = matmul(generator, generator)
     dtype = result.dtype
     norm = torch.linalg.matrix_norm(result.float() if dtype in HALF else result, keepdim=True)
+    norm.clamp_max_(torch.finfo(norm.dtype).max)  # of a generator beyond all measure nothing is left
     trace = diagonal(result).sum(-1, keepdim=True, dtype=norm.dtype)[..., None]  # -||N||_F^2
     shrink = norm.clamp_min(cap**2).reciprocal_().mul_(cap**2)  # of N^2
     norm.mul_(shrink).square_()

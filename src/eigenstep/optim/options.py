@@ -284,12 +284,11 @@ def plan_of(group: Group, param: Tensor) -> Plan:
 
 
 def mends_at(group: Group, count: int, turns: int) -> bool:
-    """Tell whether bases are mended at a turn: every second time, wherever that is enough.
+    """Tell whether bases are mended at a turn, every second time wherever that is enough.
 
     Quadratic maps of generators of a norm up to 0.5 stretch bases by at most ``sqrt(1 + 4 |N|^4)``, two turns by 1.25,
     and Newton-Schulz steps come back from below ``sqrt(3)``. Normalized generators may be longer, other maps are exact
-    enough to be held to it or the user's own, and a CUDA graph takes one step for ever. Steps count as in ``turns_at``,
-    and turns for each parameter, which may have gradients at every second step only.
+    enough to be held to it or the user's own, a CUDA graph takes one step for ever. Turns are the parameter's own.
     """
     early = isinstance(group["interval"], int) and group["start"] > 0 and count < EARLY
     always = group["maps"] != "quadratic" or group["rotation"] == "normalized" or group["capturable"]
