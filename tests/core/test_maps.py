@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from eigenstep.core.maps import (
     cayley,
     exp,
+    quadratic,
     reorthonormalize,
     shrink_factor,
     truncated_cayley,
