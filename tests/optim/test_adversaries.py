@@ -247,3 +247,12 @@ def test_roots_below_one_with_tiny_gradients() -> None:
         param.grad = torch.full((6, 4), 1e-30) * (torch.arange(6) < 2)[:, None]
         optimizer.step()
         assert param.isfinite().all()
+
+
+def test_bases_that_wait_to_be_mended_stretch_no_step() -> None:
+    """Long after the first hundred steps, gradients of rank one that change now and then turn bases far."""
+    generator = torch.Generator().manual_seed(0)
+    stream: Stream = []
+    for _ in range(38):
+        stream += [torch.randn(32, 1, generator=generator) @ torch.randn(1, 32, generator=generator)] * 7
+    assert moves(lambda w: Spectral(w, LR, weight_decay=0.0), stream).longest <= 1.0001
