@@ -35,13 +35,29 @@ def views_of(x: Array, options: dict[str, Any]) -> tuple[list[Array], list[list[
     return views, sides
 
 
+def order(x: Array, options: dict[str, Any]) -> list[int]:
+    """Return the order of axes in which a parameter is a matrix: of all but the first, the longest comes last."""
+    first, axes = counting(x, options), list(range(x.ndim))
+    if x.ndim - first > 2 and options["structure"] in ("auto", "kronecker"):
+        last = axes[-1]
+        for axis in axes[first + 1 :]:
+            last = axis if x.shape[axis] > x.shape[last] else last
+        axes = [axis for axis in axes if axis != last] + [last]
+    return axes
+
+
+def counting(x: Array, options: dict[str, Any]) -> int:
+    """Return how many of the first axes count tensors of their own."""
+    if options["batch_dims"] is not None:
+        return options["batch_dims"]
+    least = min(x.shape[1:]) if x.ndim == 3 and x.shape[0] > 1 else 0
+    large = least > 128 or (least >= 16 and least >= 4 * x.shape[0])
+    return 1 if large and options["structure"] == "auto" else 0
+
+
 def counted(x: Array, options: dict[str, Any]) -> list[Array]:
     """Return the tensors that the first axes count."""
-    axes = options["batch_dims"]
-    if axes is None:
-        least = min(x.shape[1:]) if x.ndim == 3 and x.shape[0] > 1 else 0
-        large = least > 128 or (least >= 16 and least >= 4 * x.shape[0])
-        axes = 1 if large and options["structure"] == "auto" else 0
+    axes = counting(x, options)
     return list(x.reshape(-1, *x.shape[axes:])) if 0 < axes < x.ndim else [x]
 
 

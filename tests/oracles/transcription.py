@@ -26,7 +26,7 @@ from .formulas import (
     truncated_cayley,
     unit_determinant,
 )
-from .layouts import Side, views_of
+from .layouts import Side, order, views_of
 
 DEFAULTS: dict[str, Any] = {
     "lr": 1e-3,
@@ -86,7 +86,7 @@ class Oracle:
         self.params, self.options, self.count = params, options, 0
         self.tensors: list[list[Tensor | Adam]] = []
         for param in params:
-            _, sides = views_of(param, options)
+            _, sides = views_of(in_order(param, options), options)
             self.tensors.append([tensor_of(own, options) for own in sides])
 
     def step(self, gradients: list[Array | None], curvature: dict[int, Array] | None = None) -> None:
@@ -104,10 +104,17 @@ class Oracle:
                 continue
             vectors = [gradient] if curvature is None or at not in curvature else list(curvature[at])
             param *= 1 - o["lr"] * o["weight_decay"]
-            pieces = [views_of(x, o)[0] for x in (param, gradient, *vectors)]
+            moved = in_order(param, o)
+            pieces = [views_of(x, o)[0] for x in (moved, *(in_order(x, o) for x in (gradient, *vectors)))]
             for tensor, weight, own_gradient, *own_vectors in zip(self.tensors[at], *pieces, strict=True):
                 direction = tensor.direction(own_gradient, own_vectors, turning, not curvature or at not in curvature)
                 weight += o["lr"] * direction if o["maximize"] else -o["lr"] * direction
+            param[...] = moved.transpose(np.argsort(order(param, o)))
+
+
+def in_order(x: Array, options: dict[str, Any]) -> Array:
+    """Return a copy of a parameter, or of its gradient, with its axes in the order of the optimizer."""
+    return x.transpose(order(x, options)).copy()
 
 
 def turns_at(interval: Any, start: float, count: int) -> bool:
@@ -153,7 +160,7 @@ class Tensor:
         shape = [side.size for side in sides]
         self.t = self.turns = 0
         self.alpha: float | None = None
-        self.gain = 1.0
+        self.gain, self.agreement = 1.0, 0.0
         self.momentum, self.D, self.adam = np.zeros(shape), np.zeros(shape), np.zeros(shape)
 
     def direction(self, gradient: Array, vectors: list[Array], turning: bool, own: bool) -> Array:
@@ -165,6 +172,8 @@ class Tensor:
             weight = rate(o["betas"][1], self.t, o["start"])
             newest = max(1.0, np.abs(gradient).sum() / np.abs(G).sum())
             self.gain += weight * (newest - self.gain)
+            along = np.sum(np.sign(self.momentum) * G) / np.abs(G).sum()
+            self.agreement += weight * (along - self.agreement)
         self.average(G)
         samples = [self.rotate(v) for v in vectors]
         if self.alpha is None and (turning or not o["eigenvalues_wait"]):  # the first one not zero sets the scale
@@ -186,14 +195,25 @@ class Tensor:
         if beta == 0:
             return
         weight = rate(beta, self.t, max(min(o["start"], 1.0), o["start"] / 2))
+        weight *= (1 + self.trust()) / 2  # gradients that swing are remembered twice as long
         self.momentum = (1 - weight) * self.momentum + weight * G
+
+    def trust(self) -> float:
+        """Return 1 for gradients of which up to a tenth, net, opposes the momentum, and 0 from six tenths on."""
+        if not self.descends():
+            return 1.0
+        return min(1.0, max(0.0, (0.6 + self.agreement) / 0.5))
+
+    def descends(self) -> bool:
+        """Tell whether steps are sized by how fast they descend."""
+        return self.o["grafting"] == "descent" and self.o["root"] == 2 and any(f.blocks for f in self.factors)
 
     def mixed(self, G: Array) -> Array:
         """Return the mixture of momentum and newest gradient that is stepped along."""
         o, beta = self.o, self.o["betas"][0]
         if beta == 0:
             return G
-        newest = 1 - beta if o["nesterov"] is True else float(o["nesterov"])
+        newest = (1 - beta if o["nesterov"] is True else float(o["nesterov"])) * self.trust()
         return (1 - newest) * self.momentum + newest * G
 
     def learn(self, samples: list[Array], turning: bool) -> list[Array]:
@@ -286,8 +306,7 @@ class Tensor:
 
     def lengthened(self, step: Array, G: Array) -> Array:
         """Even out a step, and lengthen it by what was gained up to three times an even one of Adam's; never over 1."""
-        has_basis = any(factor.blocks for factor in self.factors)
-        if self.o["grafting"] != "descent" or self.o["root"] != 2 or not has_basis or not np.any(step):
+        if not self.descends() or not np.any(step):
             return step
         momentum = G if self.o["betas"][0] == 0 else self.momentum
         longest = min(1.0, 3 * size(momentum) / size(1 / self.inverse_root()))
@@ -296,7 +315,7 @@ class Tensor:
     def limited(self, step: Array, gradient: Array) -> Array:
         """Give the step the size of Adam's or RMSprop's, or one of 1 at most; clip its root mean square."""
         o = self.o
-        if o["grafting"] == "descent" and o["root"] == 2 and any(factor.blocks for factor in self.factors):
+        if self.descends():
             step = step / max(1.0, size(step))  # bases that wait to be mended stretch it
         if o["grafting"] in ("adam", "rms"):
             weight = rate(o["betas"][1], self.t, min(o["start"], 1.0))

@@ -25,7 +25,7 @@ Name = Callable[[Tensor], str]
 POSITIVE = ("eigs", "gain")
 NONNEGATIVE = ("step", "turns", "scale", "speed", "second", "graft", "unit")
 WHOLE = ("step", "turns")
-WIDE = ("step", "turns", "scale", "speed", "eigs", "gain")
+WIDE = ("step", "turns", "scale", "speed", "eigs", "gain", "agreement")
 """What the entries of a parameter's state must be, by the first word of their names; ``WIDE`` has one number format."""
 FORMATS = (torch.float64, torch.float32, torch.bfloat16)
 LOOSE = {True: 0.5, False: 2.0}
@@ -214,6 +214,8 @@ def _problem(kind: str, value: Any, dtype: torch.dtype, mended: bool) -> str | N
         return "be positive"
     if kind in NONNEGATIVE and not (value >= 0).all():
         return "not be negative"
+    if kind == "agreement" and not (value.abs() <= 1).all():
+        return "be between -1 and 1"
     if kind in WHOLE and not (value == value.floor()).all():
         return "be a whole number"
     if kind == "basis" and not defect(value) < LOOSE[mended]:

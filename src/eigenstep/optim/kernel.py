@@ -38,6 +38,7 @@ FAINT = 1e-8
 GAP = 0.1
 """Relative gap below which the paper's rotations count eigenvalues as equal; it leaves that open, and less is worse."""
 LONGEST = 3.0  # times the size of Adam's step, if its entries were alike, is what steps are lengthened to at most
+NO_TRUST = 0.6  # of a gradient, net, against the momentum, and it gets no weight of its own; all of it up to a tenth
 UNEVEN = 0.1  # of the mean square of a step is added to that of its rows and columns, lest faint ones grow at will
 CAP = 0.5
 """Longest generator, as ``||N^2||_F^(1/2)``, for maps that are not exact: a Newton-Schulz step mends what they bend."""
@@ -71,17 +72,24 @@ def step(
             bases[axis] = state[f"basis_{axis}"]
     plain = _within_range(gradient, state, bases)
     rotated = rotate(plain, bases)
-    rate = running_rate(rates.beta2, state["step"], rule.start)
+    rate, trust = running_rate(rates.beta2, state["step"], rule.start), None
     if "gain" in state:
         # Steps of unit entries, sign(G), lower the loss by the sum of magnitudes, which is smaller in the eigenbasis:
         # how much? The order of a sum must not depend on how a gradient lies in memory, hence flat; zero is no news.
         plain = plain.flatten(1).abs_()
         before, after = plain.sum(1), torch.abs(rotated.flatten(1), out=plain).sum(1)
         state["gain"].lerp_(torch.where(after > 0, before / after, state["gain"]).clamp_min_(1.0), rate)
+        if "agreement" in state:
+            # Gradients that oppose the momentum again and again come from steps across a valley, not from noise: more
+            # weight on the newest makes the swings worse, and a longer memory averages them out.
+            along = torch.sign(state["momentum"].to(plain.dtype).flatten(1), out=plain).mul_(rotated.flatten(1)).sum(1)
+            state["agreement"].lerp_(torch.where(after > 0, along / after, state["agreement"]), rate)
+            trust = ((NO_TRUST + state["agreement"]) / 0.5).clamp_(0.0, 1.0)
     del plain  # memory is short while bases turn
     if "momentum" in state:
         # If second moments forgot their first terms more than twice as fast, steps would grow where gradients vanish.
         weight = running_rate(rates.beta1, state["step"], max(min(rule.start, 1.0), rule.start / 2))
+        weight = weight if trust is None else weight * (1 + trust) / 2
         weight = weight.view(-1, *[1] * (rotated.ndim - 1)).to(state["momentum"].dtype)
         state["momentum"].lerp_(rotated.to(weight.dtype), weight)
     turns: dict[int, Tensor] = {}
@@ -93,7 +101,7 @@ def step(
     if rule.turn_first:
         rotated = rotate(rotated, turns)
         _turn(turns, bases, state, rule, given, rotated * rate.sqrt().view(-1, *[1] * (rotated.ndim - 1)))
-    direction = _precondition(rotated, state, rule, rates)
+    direction = _precondition(rotated, state, rule, rates, trust)
     del rotated
     if rule.root != 2:  # steps are of any size: not beyond what can be turned back, and what weights can hold
         most = min(largest(gradient.dtype), largest(direction.dtype))
@@ -296,12 +304,12 @@ def _turn(
             state["second_moment"].clamp_min_((moment / scale).square_())
 
 
-def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Tensor:
+def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates, trust: Tensor | None = None) -> Tensor:
     """Return the step in the eigenbasis, all zero as long as no curvature was seen.
 
-    It is the momentum, with some more weight on the newest gradient, or that gradient alone if there is no momentum,
-    divided by the eigenvalues to the power ``1/p``, evened out, and lengthened until it descends as fast as Adam's, but
-    never beyond a root mean square of one. It takes the place of the gradient.
+    It is the momentum, with more weight on the newest gradient as far as there is ``trust`` in it, or that gradient
+    alone if there is no momentum, divided by the eigenvalues to the power ``1/p``, evened out, and lengthened until it
+    descends as fast as Adam's, but never beyond a root mean square of one. It takes the place of the gradient.
     """
     direction = momentum = state["momentum"].to(rotated.dtype) if "momentum" in state else rotated
     if "second_moment" in state:
@@ -315,7 +323,9 @@ def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates) -> Te
     root = spectrum.sqrt_() if rule.root == 2 else spectrum.pow_(1 / rule.root).clamp_min_(tiny)
     most = _longest(momentum / unit, root) if "gain" in state else None
     if rule.nesterov and "momentum" in state:
-        direction = rotated.lerp_(momentum, rates.beta1 if rule.nesterov is True else 1 - rule.nesterov)
+        newest = 1 - rates.beta1 if rule.nesterov is True else rule.nesterov
+        newest = newest if trust is None else newest * trust.view_as(scale)
+        direction = rotated.lerp_(momentum, 1 - newest)
     direction = torch.div(direction, root.mul_(unit).clamp_min_(tiny), out=rotated)
     if most is not None:  # sizes beyond the number format count as too large
         size = torch.linalg.vector_norm(direction, dim=tuple(range(1, direction.ndim)), keepdim=True).clamp_min(tiny)

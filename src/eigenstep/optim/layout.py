@@ -76,7 +76,9 @@ def plan(
     if structure == "axes" and len(inner) > 2:
         return _whole(shape, units, grain, inner, tuple(1 < n <= max_dim for n in inner))
     found = [layout for part in parts for layout in _rectangles(*part, max_dim, max_ratio)]
-    whole = Plan(shape, units, 0, grain, matrix, tuple(found))
+    # Blocks hold the longest of the other axes whole: channels of a convolution, one place of its kernel after another.
+    last = shape.index(max(inner[1:]), count + 1) if max(inner[1:]) > inner[-1] else None
+    whole = Plan(shape, units, 0, grain, matrix, tuple(found), last)
     return whole if outer else _as_units(whole)
 
 
@@ -162,5 +164,5 @@ def _as_units(plan: Plan) -> Plan:
         if len(across) == 1 and (axis == 0 or len(plan.shape) == 2):
             rows, cols = first.rows[1] - first.rows[0], first.cols[1] - first.cols[0]
             layout = replace(first, rows=(0, rows), cols=(0, cols))
-            return Plan(plan.shape, count, axis, 1, (rows, cols), (layout,))
+            return Plan(plan.shape, count, axis, 1, (rows, cols), (layout,), plan.last)
     return plan

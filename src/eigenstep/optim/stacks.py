@@ -57,6 +57,7 @@ class Plan:
     grain: int  # how many lie at one index of this axis, if several axes count them; otherwise 1
     matrix: tuple[int, int]  # rows and columns of a unit
     layouts: tuple[Layout, ...]  # the rectangles that make up a unit
+    last: int | None = None  # an axis of the parameter that comes last in its matrix, if its own last does not
 
     @property
     def slices(self) -> int:
@@ -80,6 +81,7 @@ class Plan:
     def split(self, tensor: Tensor, index: int) -> Tensor:
         """Lay out one rectangle of every unit as a stack ``(units, blocks, *sizes)``, plus any trailing axis."""
         (rows, cols), extra = self.matrix, tensor.shape[len(self.shape) :]
+        tensor = tensor if self.last is None else tensor.movedim(self.last, len(self.shape) - 1)
         if self.axis == 1:
             matrices = tensor.reshape(rows, self.units, cols, *extra).movedim(1, 0)
         else:
@@ -99,7 +101,11 @@ class Plan:
                 whole = part
             else:
                 whole[:, slice(*layout.rows), slice(*layout.cols)] = part
-        return (whole.movedim(0, 1) if self.axis == 1 else whole).reshape(self.shape)
+        whole = whole.movedim(0, 1) if self.axis == 1 else whole
+        if self.last is None:
+            return whole.reshape(self.shape)
+        others = [n for axis, n in enumerate(self.shape) if axis != self.last]
+        return whole.reshape(*others, self.shape[self.last]).movedim(-1, self.last)
 
     def describe(self) -> str:
         """Say what the structure is, for people."""

@@ -88,6 +88,8 @@ def new_state(
         large.append("graft")
     elif rule.grafting == "descent" and rule.root == 2 and any(full):
         state["gain"] = torch.ones_like(state["scale"])
+        if momentum:
+            state["agreement"] = torch.zeros_like(state["scale"])
     return state | {name: torch.zeros(shape, dtype=dtype, device=device) for name in large}
 
 
