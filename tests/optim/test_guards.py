@@ -104,6 +104,7 @@ DAMAGE: dict[str, tuple[Callable[[Saved], Any], str]] = {
     ),
     "no numbers": (in_state("step", lambda x: x.to("meta")), "step of .* must have all its numbers, got .* on meta"),
     "negative gain": (in_state("gain", fill(-2.0)), "gain of .* must be positive"),
+    "agreement beyond one": (in_state("agreement", fill(-1.5)), "agreement of .* must be between -1 and 1"),
     "no eigenvalue": (in_state("eigs_0", fill(0.0)), "eigs_0 of .* must be positive"),
     "negative scale": (in_state("scale", fill(-1.0)), "scale of .* must not be negative"),
     "negative moment": (in_state("second_moment", fill(-1e-3)), "second_moment of .* must not be negative"),

@@ -157,6 +157,32 @@ class TestMatricesOfTheirOwn:
             Spectral([nn.Parameter(torch.ones(shape))], **options)
 
 
+class TestOrderOfAxes:
+    """Long sides are cut so that blocks hold the longest axis whole, such as the channels of a convolution."""
+
+    @pytest.mark.parametrize(
+        ("shape", "last"),
+        [((8, 12, 3, 3), 1), ((4, 9, 5), 1), ((6, 3, 9), 2), ((4, 3, 5, 2), 2), ((4, 6, 6), 2), ((3, 2, 2, 7, 3), 3)],
+        ids=str,
+    )
+    def test_is_that_of_a_matrix(self, shape: tuple[int, ...], last: int) -> None:
+        options = {"structure": "kronecker", "max_ratio": 1.0}
+        cut: Cut = lambda x: [x.movedim(last, -1).flatten(1)]  # noqa: E731
+        assert distance(shape, cut, options, options) == 0
+
+    def test_stacked(self) -> None:
+        cut: Cut = lambda x: [member.movedim(1, -1).flatten(1) for member in x]  # noqa: E731
+        assert distance((3, 4, 6, 2, 2), cut, {"batch_dims": 1, "max_ratio": 1.0}, {"max_ratio": 1.0}) < 1e-12
+
+    def test_steps_are_those_of_the_same_weights(self) -> None:
+        """Layouts give back what they took, in its own order."""
+        for shape in [(8, 12, 3, 3), (4, 9, 5), (5, 7, 2, 2)]:
+            own, x = plan(shape, **DEFAULT), random(*shape)
+            torch.testing.assert_close(
+                own.join([own.split(x, at) for at in range(len(own.layouts))]), x, rtol=0, atol=0
+            )
+
+
 class TestUnevenSides:
     @pytest.mark.parametrize("shape", [(13, 4), (4, 13), (7, 7), (5, 3, 3), (11, 2)], ids=str)
     def test_equal_blocks_are_matrices_of_their_own(self, shape: tuple[int, ...]) -> None:

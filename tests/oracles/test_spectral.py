@@ -10,7 +10,7 @@ import torch
 from .comparison import assert_same, stream
 from .transcription import Tensor
 
-SHAPES = [(), (1,), (4,), (1, 4), (4, 1), (5, 3), (3, 5), (4, 4), (9, 3), (2, 3, 2), (3, 2, 2, 2)]
+SHAPES = [(), (1,), (4,), (1, 4), (4, 1), (5, 3), (3, 5), (4, 4), (9, 3), (2, 3, 2), (3, 2, 2, 2), (2, 5, 2, 3)]
 ROTATIONS, MAPS = ("bounded", "normalized", "moore_penrose"), ("quadratic", "truncated", "exact")
 ANY_SIZE: list[dict[str, Any]] = [
     {},
@@ -69,6 +69,16 @@ def test_strong_gradients_that_cancel_hide_weak_ones(hidden: float) -> None:
     one = np.outer(random.standard_normal(6), random.standard_normal(4))
     parts = [one * (-1) ** at + hidden * gradients[at] if at < 6 or at > 9 else gradients[at] for at in range(14)]
     assert_same((6, 4), gradients=[[part] for part in parts], steps=14)
+
+
+@pytest.mark.parametrize("options", [{}, {"nesterov": True}, {"nesterov": 0.0}, {"betas": (0.0, 0.95)}], ids=str)
+@pytest.mark.parametrize("noise", [1.0, 0.3, 0.03])
+def test_gradients_that_swing(noise: float, options: dict[str, Any]) -> None:
+    """From all to none of their own weight: gradients that oppose the momentum a little, mostly, always."""
+    random, gradients = np.random.default_rng(0), stream((6, 4), 30)
+    valley = random.standard_normal((6, 4))
+    parts = [[valley * (-1) ** at + noise * gradient] for at, gradient in enumerate(gradients)]
+    assert_same((6, 4), gradients=parts, **options)
 
 
 def test_many_parameters_share_stacks() -> None:
