@@ -20,8 +20,7 @@ Rotation = Callable[[Tensor, Tensor], Tensor]
 def moore_penrose(eigs: Tensor, average: Tensor, *, gap: float = 1e-6) -> Tensor:
     """The paper's rotation, ``N_ij = -A_ij / (2 (d_i - d_j))``, zero for eigenvalues that are nearly equal.
 
-    Those whose difference is at most the fraction ``gap`` of the larger one are (Moore-Penrose inverse of the Fisher
-    metric).
+    Those differ by at most the fraction ``gap`` of the larger one (Moore-Penrose inverse of the Fisher metric).
     """
     difference = eigs[..., :, None] - eigs[..., None, :]
     larger = torch.maximum(eigs[..., :, None], eigs[..., None, :])

@@ -43,8 +43,7 @@ def truncated_cayley(generator: Tensor, cap: float | None = 0.6) -> Tensor:
 
     With ``Y = N^2`` this is ``(I + Y)(I + Y^2)(I + Y + 2N)``: four products here, and a fifth with the basis. It misses
     orthogonality by ``2 ||N||^8``, so generators are shortened until ``||N^2||_F^(1/2)``, a bound on the spectral norm,
-    is at most the cap; ``None`` leaves them as they are, as the paper does after normalizing: below one, the series
-    converges.
+    is at most the cap; ``None`` leaves them as they are, as the paper does after normalizing: the series converges.
     """
     n = generator
     y = matmul(n, n)

@@ -25,8 +25,7 @@ def bounded(average: Array) -> Array:
     """Return the generator ``generators.bounded(..., pairwise=True)``: half the tangent of each pair's Jacobi angle.
 
     ``N_ij = -A_ij sgn(D) / (|D| + sqrt(D^2 + 4 A_ij^2))`` with ``D = A_ii - A_jj``, never larger than 1/2, also at
-    equal eigenvalues. Unlike the torch version this one does not rescale ``A``: entries must be within 1e-90 and 1e150,
-    or zero.
+    equal eigenvalues. Unlike torch's version it does not rescale ``A``: entries must be zero, or from 1e-90 to 1e150.
     """
     values = diagonal(average)
     gap = values[..., :, None] - values[..., None, :]

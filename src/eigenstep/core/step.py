@@ -156,16 +156,14 @@ def update(
         decay: the paper's gamma between 0 (sum up curvature) and 1 (running average).
         damping: the paper's lambda: ``H`` counts as ``H + damping I`` (Kronecker factors get the paper's Lambda).
             A number, or one for each matrix of a batch, shape ``(*batch,)``.
-        rotation: how the basis turns: "bounded", "pairwise", "normalized", "moore_penrose" or a function; see
-            ``eigenstep.core.generators``.
+        rotation: "bounded", "pairwise", "normalized", "moore_penrose" or a function (``eigenstep.core.generators``).
         orthogonal: map from generators to orthogonal matrices: "cayley", "truncated_cayley", "quadratic" or a function.
         positive: map that moves the eigenvalues: "exp" for any curvature or "truncated_exp", cheaper and closer to the
             linear update, for curvature without negative eigenvalues; or a function.
         rayleigh: read the new eigenvalues off in the new basis (Rayleigh quotients) instead of the old one, as the
             paper does. Better when curvature is exact; with noisy curvature it fits the noise.
         sweeps: how many times the basis turns towards the same average, which pays while it is far from eigenvectors.
-        reorthonormalized: mend the basis by a Newton-Schulz step, which keeps it orthogonal in any precision and with
-            any map. The paper does not.
+        reorthonormalized: mend the basis by a Newton-Schulz step: orthogonal in any precision. The paper does not.
     """
     basis_lr = lr if basis_lr is None else basis_lr
     rotation, orthogonal = choose(rotation, ROTATIONS, "rotation"), choose(orthogonal, ORTHOGONAL, "orthogonal")

@@ -48,8 +48,7 @@ def fit_gaussian(
     Args:
         log_joint: log density of data and parameters, up to a constant, as a function of the parameters: a tensor, or a
             dictionary of them, like ``mean0``. It must be finite everywhere, so transform bounded parameters. It may be
-            random, as with minibatches: what its method ``draw``, if any, returns is used for one step. Then pass
-            ``lr``.
+            random, as with minibatches (pass ``lr``): what its method ``draw``, if any, returns is used for one step.
         mean0: where to start, a tensor of any shape or a dictionary; its number format is used (float64 is best).
         precision0: "full", "diagonal" or "kronecker" for an inverse covariance of this structure that starts at the
             identity, a positive number for a multiple of it (full), a matrix (``Full``, ``Diagonal``, ``Kronecker``),

@@ -4,8 +4,7 @@ Parameters are one tensor of any shape, or a dictionary of tensors such as a net
 precision matrix ``S`` of its own, and blocks are independent of each other.
 
 One step of a precision matrix is ``S <- (1 - beta gamma) S + beta H``, by ``eigenstep.update`` on spectral factors. The
-exact one turns the basis until the average is diagonal to rounding, by matrix products and solves alone; the
-first-order one is the paper's.
+exact one turns the basis until the average is diagonal, by products and solves; the first-order one is the paper's.
 """
 
 from __future__ import annotations

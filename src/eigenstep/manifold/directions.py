@@ -37,8 +37,7 @@ class Metric:
         """Compare the members on one step.
 
         A Hessian ``h`` explains ``change = h step`` up to a constant if the inequality of Cauchy and Schwarz,
-        ``(step . change)^2 <= (step . h step)(change . change / h)``, is an equality. The ratio of its sides is the
-        misfit.
+        ``(step . change)^2 <= (step . h step)(change . change / h)``, is an equality. Its sides' ratio is the misfit.
         """
         curvature = step.dot(change).item()
         lengths = change.dot(change).item()

@@ -31,8 +31,7 @@ class SPDResult(Result):
     """What came out, beside how it went (``eigenstep.core.result.Result``).
 
     The ``reason`` is "gtol" (a short gradient, and nothing left to gain), "rounding" (nothing left to gain that values
-    could show), "stuck" (no step helps), "nonfinite", "max_iter" or "callback". The ``history`` has an
-    ``Iterate`` for each point.
+    could show), "stuck" (no step helps), "nonfinite", "max_iter" or "callback". ``history`` has each ``Iterate``.
 
     Attributes:
         point: the best point found (with fixed step sizes: the last).
@@ -73,8 +72,7 @@ def minimize_spd(
 
     Gradients come from autodiff; steps follow the affine-invariant (Fisher-Rao) geometry. The matrix is held as
     ``B Diag(d) B^T``, or by a frame ``F = B Diag(d)^1/2 O^T``, so it cannot leave the cone of positive-definite
-    matrices. With every ``retraction``, eigenvalues tell how long a step beyond ``max_step`` is, and whether a matrix
-    has shrunk too far at the end.
+    matrices. Eigenvalues tell how long a step beyond ``max_step`` is, and whether a matrix has shrunk too far.
 
     Args:
         fun: ``fun(S)`` or ``fun(S, *x)``, a scalar tensor that depends differentiably on its arguments. While the
@@ -100,8 +98,7 @@ def minimize_spd(
             further decrease by more than this, as for a quadratic function: in tests the rest was below ten times it.
             One or two more gradients are spent on that, more where the objective is flat.
         max_iter: stop after this many steps.
-        callback: called with the result so far at the start and after each step; the search stops if it returns
-            ``True``.
+        callback: called with the result so far at the start and after each step; ``True`` stops the search.
         progress: show a progress bar; needs the package ``rich``.
 
     Returns:

@@ -21,8 +21,7 @@ class SPDParameter(nn.Module):
 
     The step follows the affine-invariant metric: with ``torch.optim.SGD`` this is Riemannian gradient descent, with
     momentum if wanted, at twice the paper's beta-2: ``SGD(lr=0.1)`` takes the steps of ``minimize_spd(lr=0.05)``.
-    Weight decay has no effect. ``torch.optim.LBFGS`` cannot be used, because it expects parameters to stay where it
-    puts them: see ``minimize_spd``.
+    Weight decay has no effect. ``torch.optim.LBFGS`` cannot be used, which expects parameters to stay where they are.
 
     Examples:
         >>> covariance = SPDParameter(torch.eye(3))

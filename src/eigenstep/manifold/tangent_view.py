@@ -122,8 +122,7 @@ class TangentView(SPD):
 def _power(eigs: Tensor, tangent: Tensor, power: float) -> Tensor:
     """Return ``(D^1/2 e^X D^1/2)^power`` to first order in ``X`` (the theorem of Daleckii and Krein).
 
-    The change is ``X_ij (d_i d_j)^(p/2) sinh(p r) / sinh(r)`` with ``r = log(d_i / d_j) / 2``; at equal ones ``X_ij p
-    d^p``.
+    The change is ``X_ij (d_i d_j)^(p/2) sinh(p r) / sinh(r)``, ``r = log(d_i / d_j) / 2``; if equal ``X_ij p d^p``.
     """
     change = symmetrize(tangent)
     if power != 1:

@@ -30,8 +30,7 @@ def for_model(
 
     Embeddings of many rows step as in AdamW with a long memory, fused projections (``nn.MultiheadAttention``, ``qkv``,
     ``c_attn``, ...) as a matrix each for queries, keys and values (``model.config`` may tell how many heads each has),
-    stacks named ``experts`` as a matrix each, convolutions never so; vectors do not decay. Tied weights are stepped
-    once, frozen ones are left out.
+    stacks named ``experts`` as a matrix each, convolutions never so; vectors do not decay, frozen weights are left out.
 
     Args:
         cls: ``Spectral`` or a recipe.

@@ -128,8 +128,7 @@ def _ranges(start: int, lengths: Iterable[int]) -> list[Range]:
 def _rectangles(rows: Range, cols: Range, max_dim: int, max_ratio: float | None) -> Iterator[Layout]:
     """Cut a rectangle of a matrix into layouts: parts of the shorter side, and blocks of each of their longer sides.
 
-    Blocks of one layout are equally long. Where a side cannot be divided evenly, there are two layouts, whose blocks
-    differ by one.
+    Blocks of one layout are equally long. Sides that cannot be divided evenly have two, whose blocks differ by one.
     """
     height, width = rows[1] - rows[0], cols[1] - cols[0]
     if min(height, width) == 1:  # a vector

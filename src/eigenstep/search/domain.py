@@ -249,8 +249,7 @@ class Domain:
         """Return factors that keep integer coordinates moving, shape ``(d,)``; ``None`` without integers.
 
         A deviation much smaller than 1 would give the same integer for ever. It is stretched so that a mean in the
-        middle of what rounds to its integer still leaves it with probability ``1 / (d K)``, about one coordinate of
-        one sample in each generation.
+        middle of what rounds to its integer leaves it with probability ``1 / (d K)``, about once in each generation.
         """
         if not self.whole:
             return None

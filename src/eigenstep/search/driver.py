@@ -64,8 +64,7 @@ def minimize(
 
     Args:
         fun: takes a vector like ``x0``, a copy that it may change, and returns a number. It may raise, or return NaN or
-            an infinity: such points count as worse than all others. But if it raises at every point of the first
-            generation, so does this.
+            an infinity: such points are worse than all others. If all of the first generation raise, so does this.
         x0: where to start; see ``Search``.
         sigma0: how far from ``x0`` to look at first; see ``Search``.
         batched: ``fun`` takes all points of a generation as the rows of a matrix and returns a vector of values.

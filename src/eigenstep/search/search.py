@@ -63,16 +63,14 @@ class Search:
                 model beside it, "separable" learns scales alone, "lowrank" also a few directions, "cautious" is for
                 noise; "auto", the default of ``minimize``, is one of them after a descent where values may be smooth.
                 Or a function ``method(mean, sigma)`` that returns a ``Distribution``, or a class with such a ``start``.
-            population: points in each generation; by default ``4 + 3 log d``, rounded up to an even number. More search
-                more globally.
+            population: points in each generation, more to search more globally; by default ``4 + 3 log d``, made even.
             bounds: ``(lower, upper)``, numbers or vectors or ``None``, or one such pair for each coordinate.
             integers: indices of coordinates that must be integers.
             categories: indices of coordinates that are categories without order, and how many values each has: these
                 are 0, 1 and so on. At first all are equally likely, whatever ``x0`` says.
             restarts: what to do at a local minimum: stop (``None``); start again with twice the population ("ipop"); or
                 do so alternately with small, narrow runs ("bipop"), at random points if all coordinates have bounds,
-                else at ``x0``. Or a function (``eigenstep.search.runs.Schedule``). Where nothing has a finite value,
-                few are tried.
+                else at ``x0``. Or a function (``eigenstep.search.runs.Schedule``). Few where no value is finite.
             noisy: the function gives other values each time: evaluate again, or learn less of each value ("cautious").
             seed: the same seed gives the same search.
             target: stop at this value.

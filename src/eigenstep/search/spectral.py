@@ -8,8 +8,7 @@ of old and new covariance is::
 
 The basis turns by ``B <- B Cayley(N)``, where ``N_ij`` is, for small angles, half the Jacobi angle that diagonalizes
 ``A`` in the plane of axes ``i`` and ``j``, and the eigenvalues become the Rayleigh quotients of ``A`` along the new
-axes. This is the step of ``eigenstep.core.step`` with bounded pairwise rotations, and its parts are those of
-``eigenstep.core.numpy_twin``.
+axes. This is the step of ``eigenstep.core.step`` with pairwise rotations, in parts of ``eigenstep.core.numpy_twin``.
 
 Without a basis, the covariance is diagonal: memory and time are linear in the dimension. All arrays may carry leading
 batch dimensions, one independent search each.
@@ -179,8 +178,7 @@ def within_range(sigma: Array) -> Array:
 class Distribution(Protocol):
     """Where to look next: something that samples points, and learns from the order of their values.
 
-    It never changes: what learns is the copy that ``update`` returns. Arrays are float64, samples rows, and coordinates
-    have neither bounds nor integers.
+    It never changes: what learns is the copy that ``update`` returns. Arrays are float64, samples rows, without bounds.
     """
 
     @property

@@ -15,8 +15,7 @@ class ShardedState(Tensor):
     """A tensor of which this rank holds the elements ``start`` to ``start + len(local)`` of the first axis, or none.
 
     ``torch.distributed.checkpoint`` asks it what to write and what to read, so that a checkpoint has every element once
-    and can be loaded by any number of ranks, however they share the elements. It has the shape of the whole tensor, but
-    nothing can be computed with it.
+    and can be loaded by any number of ranks, however they share it. It has the whole shape, but no arithmetic.
     """
 
     local: Tensor  # the elements that are here
