@@ -116,7 +116,7 @@ class Spectral(Optimizer):
             eigenvalues: "corrected" keeps a second moment for each entry in the eigenbasis. "kronecker" uses products
                 of the two sides' eigenvalues, as the paper does, where memory is short.
             nesterov: weight of the newest gradient beside the momentum's; ``True`` for Nesterov's own ``1 - betas[0]``,
-                0 for momentum alone. Less where steps are too restless.
+                0 for momentum alone. Where gradients swing to and fro, ``grafting="descent"`` lowers it by itself.
             clip: largest root mean square of a layer's step before the learning rate. 1 if the loss has spikes.
             grafting: "descent" evens out the rows and columns of each layer's step in the eigenbasis, and lengthens it
                 until it lowers the loss as fast as Adam's would at the same learning rate, but not beyond its largest
