@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -18,6 +19,8 @@ number of matrices: a convolution with so few outputs loses nothing by stepping 
 MANY_ROWS, SLENDER, LEAST_WIDTH = 1024, 16, 32
 """A matrix with so many rows, so many times its columns, of which it has so many or more, is an embedding: its rows are
 seen too rarely, and are too many, for a basis. Low-rank adapters are narrower."""
+REPEATED = 3
+"""So many matrices of one shape are layers of a network, not its input or output."""
 MOST_SLICES = 64
 """A diagonal parameter is cut into at most so many slices, which ranks may share."""
 
@@ -49,14 +52,14 @@ def plan(
         split_dim: the axis that is cut into parts, 0 or 1, after those that count.
         elementwise: whether entries of a parameter without basis are independent, so that ranks may share them.
     """
-    count = _recognized(shape) if batch_dims is None and structure == "auto" else batch_dims or 0
+    count = counting_axes(shape, structure, batch_dims)
     outer, inner = shape[:count], shape[count:]
     units, size = math.prod(outer), math.prod(inner)
     grain = units // shape[0] if outer else 1
     matrix = (inner[0], size // inner[0]) if inner else (1, 1)
     max_dim = max_dim or size
     ranges = [[(0, n)] for n in matrix]
-    if (split_sizes or num_heads) and min(matrix) > 1 and structure != "diagonal":
+    if (split_sizes or num_heads not in (None, 1)) and min(matrix) > 1 and structure != "diagonal":
         if structure == "full" or (structure == "axes" and len(inner) > 2):
             raise ValueError(f'split_sizes and num_heads need structure="auto" or "kronecker", got "{structure}"')
         ranges[split_dim] = _parts(inner, split_sizes, num_heads, split_dim)
@@ -88,6 +91,33 @@ def _recognized(shape: tuple[int, ...]) -> int:
         return 0
     least = min(shape[1:])
     return int(least > LONGEST_KERNEL or least >= max(SMALLEST_EXPERT, FEW * shape[0]))
+
+
+def hidden(tensors: Iterable[tuple[tuple[int, ...], int]]) -> frozenset[tuple[int, ...]]:
+    """Return which shapes of a network's weights are those of hidden layers, as far as shapes tell.
+
+    What a layer puts out a later one takes in: numbers of hidden features are the rows of a matrix and the columns of
+    one that comes after it; those of words, positions, classes and pixels are not. Fused projections repeat.
+
+    Args:
+        tensors: shapes in order, and how many of the first axes count matrices.
+    """
+    counts: Counter[tuple[int, ...]] = Counter()
+    sides: dict[tuple[int, ...], tuple[int, ...]] = {}
+    put_out: set[int] = set()
+    inner: set[int] = set()
+    for shape, count in tensors:
+        if len(shape) > count + 1:
+            counts[shape] += math.prod(shape[:count])
+            rows, columns = sides[shape] = shape[count : count + 2]
+            inner |= put_out & {columns}
+            put_out.add(rows)
+    return frozenset(shape for shape in counts if counts[shape] >= REPEATED or inner.issuperset(sides[shape]))
+
+
+def counting_axes(shape: tuple[int, ...], structure: str, batch_dims: int | None) -> int:
+    """Return how many of the first axes of a parameter count tensors of their own."""
+    return _recognized(shape) if batch_dims is None and structure == "auto" else batch_dims or 0
 
 
 def _is_embedding(rows: Range, cols: Range) -> bool:

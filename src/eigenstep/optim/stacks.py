@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -145,15 +145,18 @@ class Stack:
     stack, the first ``units[0]`` elements are the first member's, and so on.
     """
 
-    def __init__(self, members: Sequence[Member], states: Mapping[Tensor, State], counts: Counts) -> None:
+    def __init__(
+        self, members: Sequence[Member], states: Mapping[Tensor, State], counts: Counts, hidden: bool = False
+    ) -> None:
         """Gather the members' states into one, and leave views of it with each.
 
         Args:
             members: the rectangles.
             states: the optimizer's state, one dictionary for each parameter.
             counts: how often the bases of each have turned.
+            hidden: whether they are parts of hidden layers.
         """
-        self.members, self._counts = list(members), counts
+        self.members, self._counts, self.hidden = list(members), counts, hidden
         self.units = [member.plan.units for member in members]
         parts = [own_state(states[member.param], member.suffix) for member in members]
         device = members[0].param.device
@@ -224,6 +227,7 @@ class Stacks:
         states: dict[Tensor, State],
         plan_of: Callable[[Tensor], Plan],
         create: Callable[[Tensor, Plan], State],
+        hidden: Container[tuple[int, ...]] = (),
         together: bool = True,
     ) -> list[Stack | Diagonals]:
         """Return stacks of exactly these parameters.
@@ -233,6 +237,7 @@ class Stacks:
             states: the optimizer's state, one dictionary for each parameter.
             plan_of: tells how a parameter is laid out.
             create: makes the state of a parameter that has none yet.
+            hidden: shapes of parameters that step otherwise than others.
             together: whether same-shaped parameters share a stack.
         """
         if list(map(id, params)) == list(map(id, self._params)):
@@ -248,7 +253,8 @@ class Stacks:
                 adam, packed = "scale" + end not in states[param], storage.is_packed(states[param], end)
                 if (param, index) not in self._counts:  # after loading, the device must be asked
                     self._counts[param, index] = int(states[param][("step" if adam else "turns") + end][0])
-                kind = adam or (layout.key, self._counts[param, index] % 2)  # every second turn mends bases
+                turns = self._counts[param, index] % 2  # every second one mends bases
+                kind = adam or (layout.key, turns, tuple(param.shape) in hidden)
                 key: tuple[object, ...] = (kind, packed, param.dtype, param.device)
                 buckets.setdefault(key if together else (*key, id(param)), []).append(Member(param, plan, index))
         wanted = {_ids(some): some for members in buckets.values() for some in _portions(members)}
@@ -260,12 +266,16 @@ class Stacks:
                     own = own_state(states[member.param], member.suffix)
                     states[member.param].update({n + member.suffix: value.clone() for n, value in own.items()})
         self._params = list(params)
-        self._found = [kept.get(ids) or self._stack(members, states) for ids, members in wanted.items()]
+        self._found = [kept.get(ids) or self._stack(members, states, hidden) for ids, members in wanted.items()]
         return self._found
 
-    def _stack(self, members: Sequence[Member], states: Mapping[Tensor, State]) -> Stack | Diagonals:
+    def _stack(
+        self, members: Sequence[Member], states: Mapping[Tensor, State], hidden: Container[tuple[int, ...]]
+    ) -> Stack | Diagonals:
         adam = "scale" + members[0].suffix not in states[members[0].param]
-        return (Diagonals if adam else Stack)(members, states, self._counts)
+        if adam:
+            return Diagonals(members, states, self._counts)
+        return Stack(members, states, self._counts, tuple(members[0].param.shape) in hidden)
 
 
 def _portions(members: Sequence[Member]) -> Iterator[list[Member]]:
