@@ -120,8 +120,8 @@ class Spectral(Optimizer):
             grafting: "descent" evens out the rows and columns of each layer's step in the eigenbasis, and lengthens it
                 until it lowers the loss as fast as Adam's would at the same learning rate, but not beyond its largest
                 step, nor three times its present one. Roots other than 2 want the size of "adam", "rms" or ``None``.
-            orthogonalize: make what is evened out nearly orthogonal by six products, as Muon does by 15. Try "hidden" for
-                large batches: it does so where shapes tell of hidden layers (``layout.hidden``), ``True`` everywhere.
+            orthogonalize: make what is evened out nearly orthogonal by six products, as Muon does by 15. For large
+                batches try "hidden", which does so where shapes tell of hidden layers; ``True`` does so everywhere.
             structure: "kronecker", one factor per side, the first axis against the rest; "auto" is the same, but steps
                 the matrices of a stack ``(experts, n, m)`` one by one, and embeddings as AdamW does (1024 rows or more,
                 16 times as many as columns, and 32 of these at least); "axes", one factor per axis, for convolutions;
