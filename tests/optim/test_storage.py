@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from eigenstep import Spectral
 from eigenstep.optim import storage
+from eigenstep.optim.stacks import Stack
 
 from .test_bounded import EXTREMES, LR, compare, moves, named_streams
 from .test_contract import assert_same_state
@@ -153,6 +154,30 @@ def test_gradients_that_come_and_go() -> None:
     go(params, optimizer, 2, 4)
     assert {own["step"].max().item() for own in optimizer.state.values()} == {4.0, 5.0}
     assert optimizer.state[params[1]]["momentum"].dtype == torch.int8
+
+
+def test_parameters_that_change_rounds_take_their_state_along() -> None:
+    """Ranks step large networks in rounds, and which one a parameter is in depends on what else has a gradient."""
+    params = parameters()[:2]
+    optimizer = Spectral(params)
+    go(params, optimizer, 0, 1)
+    (group,), (a, b) = optimizer.param_groups, params
+
+    def rounds(*lists: list[Tensor]) -> None:
+        for tag, some in enumerate(lists):
+            for stack in optimizer._arranged(group, some, tag):
+                assert isinstance(stack, Stack)
+                stack.state["momentum"] += 1.0
+                stack.state["turns"] += 1
+                stack.turned()
+
+    start = optimizer.state[b]["momentum"].clone()
+    rounds([a], [b])
+    rounds([b])
+    rounds([a], [b])
+    torch.testing.assert_close(optimizer.state[b]["momentum"], start + 3.0)
+    counts = optimizer._stacks[id(group), 1]._counts
+    assert counts[b, 0] == optimizer.state[b]["turns"][0]
 
 
 def test_what_cannot_be_is_refused() -> None:

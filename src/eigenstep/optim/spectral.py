@@ -343,7 +343,7 @@ class Spectral(Optimizer):
         """Return the stacks of a group's parameters that have a gradient now; those of different tags stay apart."""
         plan_of = partial(options.plan_of, group) if self._sharding is None else self._sharding.plan
         if (id(group), tag) not in self._stacks:
-            self._stacks[id(group), tag] = Stacks()
+            self._stacks[id(group), tag] = Stacks(self._stacks.values())
         together = group["foreach"] is not False or bool(group["fused"])  # who asks for a fused step wants that
         create = partial(options.initial_state, group)
         return self._stacks[id(group), tag].arrange(params, self.state, plan_of, create, self._hidden, together)

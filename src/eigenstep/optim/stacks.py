@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -215,8 +215,9 @@ def complete(
 class Stacks:
     """The stacks of parameters that are stepped together, arranged anew only when others have gradients than before."""
 
-    def __init__(self) -> None:
-        """Start without any."""
+    def __init__(self, others: Collection[Stacks] = ()) -> None:
+        """Start without any; parameters may move here from ``others``, and back."""
+        self._others = others
         self._found: list[Stack | Diagonals] = []
         self._params: list[Tensor] = []
         self._counts: Counts = {}
@@ -242,6 +243,9 @@ class Stacks:
         """
         if list(map(id, params)) == list(map(id, self._params)):
             return self._found
+        for other in self._others:
+            if other is not self:
+                other._give_up(params, states)
         buckets: dict[tuple[object, ...], list[Member]] = {}
         for param in params:
             plan = plan_of(param)
@@ -261,13 +265,17 @@ class Stacks:
         kept = {_ids(stack.members): stack for stack in self._found}
         for ids, stack in kept.items():
             if ids not in wanted:
-                # Views would hold on to the whole stack for the sake of a part.
-                for member in stack.members:
-                    own = own_state(states[member.param], member.suffix)
-                    states[member.param].update({n + member.suffix: value.clone() for n, value in own.items()})
+                _unstack(stack, states)
         self._params = list(params)
         self._found = [kept.get(ids) or self._stack(members, states, hidden) for ids, members in wanted.items()]
         return self._found
+
+    def _give_up(self, params: Sequence[Tensor], states: dict[Tensor, State]) -> None:
+        """Forget all stacks if one of these parameters is in them: it steps elsewhere now, and its state goes there."""
+        if not set(map(id, params)).isdisjoint(map(id, self._params)):
+            for stack in self._found:
+                _unstack(stack, states)
+            self._found, self._params, self._counts = [], [], {}
 
     def _stack(
         self, members: Sequence[Member], states: Mapping[Tensor, State], hidden: Container[tuple[int, ...]]
@@ -276,6 +284,13 @@ class Stacks:
         if adam:
             return Diagonals(members, states, self._counts)
         return Stack(members, states, self._counts, tuple(members[0].param.shape) in hidden)
+
+
+def _unstack(stack: Stack | Diagonals, states: dict[Tensor, State]) -> None:
+    """Leave each member a state of its own: views would hold on to the whole stack for the sake of a part."""
+    for member in stack.members:
+        own = own_state(states[member.param], member.suffix)
+        states[member.param].update({name + member.suffix: value.clone() for name, value in own.items()})
 
 
 def _portions(members: Sequence[Member]) -> Iterator[list[Member]]:
