@@ -30,7 +30,6 @@ OTHERS: dict[str, list[Any]] = {
     "nesterov": [False, True, 0.5],
     "clip": [0.5],
     "grafting": ["adam", "rms", None],
-    "orthogonalize": ["hidden", True],
     "eps": [0.0, 1e-3],
     "structure": ["kronecker", "axes", "full", "diagonal"],
     "batch_dims": [0, 1],

@@ -45,8 +45,8 @@ class TestVectors:
 
     def test_some_parameters_of_a_stack_and_different_numbers_of_vectors(self) -> None:
         together, alone = (Problem([(6, 4)] * 3, torch.float64) for _ in range(2))
-        optimizer = Spectral(together.parameters, 0.03, orthogonalize=True)
-        own = [Spectral([w], 0.03, orthogonalize=True) for w in alone.parameters]
+        optimizer = Spectral(together.parameters, 0.03)
+        own = [Spectral([w], 0.03) for w in alone.parameters]
         for _ in range(6):
             together.backward()
             alone.backward()

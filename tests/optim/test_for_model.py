@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 
 import pytest
 import torch
@@ -143,9 +142,7 @@ def test_steps_as_separate_matrices_do() -> None:
     model = nn.Module()
     model.qkv = copy.deepcopy(fused)
     parts = [nn.Parameter(part.detach().clone()) for part in fused.weight.split(8)]
-    ours, theirs = (
-        make(lr=1e-2, orthogonalize=True) for make in (partial(Spectral.for_model, model), partial(Spectral, parts))
-    )
+    ours, theirs = Spectral.for_model(model, lr=1e-2), Spectral(parts, lr=1e-2)
     for _ in range(20):
         gradient = torch.randn(24, 8, dtype=torch.float64)
         model.qkv.weight.grad = gradient

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import pytest
@@ -129,13 +128,12 @@ class TestStacking:
     def test_number_formats_side_by_side(self) -> None:
         dtypes = [torch.float32, torch.bfloat16, torch.float64]
         problems = [Problem([(6, 4)], dtype) for dtype in dtypes]
-        make = partial(Spectral, lr=0.03, orthogonalize=True)
-        together = make([w for problem in problems for w in problem.parameters])
+        together = Spectral([w for problem in problems for w in problem.parameters], 0.03)
         for _ in range(5):
             for problem in problems:
                 problem.backward()
             together.step()
-        alone = [final(make, steps=5, shapes=[(6, 4)], dtype=dtype) for dtype in dtypes]
+        alone = [final(lambda ps: Spectral(ps, 0.03), steps=5, shapes=[(6, 4)], dtype=dtype) for dtype in dtypes]
         assert all(equal(problem.snapshot(), own) for problem, own in zip(problems, alone, strict=True))
 
 
@@ -143,7 +141,7 @@ class TestSomeTimesUnused:
     def test_each_parameter_counts_its_own_steps(self) -> None:
         """Parameters of one stack that get gradients now and then step as if each had an optimizer of its own."""
         together, alone = (Problem([(6, 4)] * 3 + [(5,)] * 2, torch.float64) for _ in range(2))
-        options: dict[str, Any] = {"lr": 0.03, "interval": 1, "orthogonalize": True}
+        options: dict[str, Any] = {"lr": 0.03, "interval": 1}
         optimizer = Spectral(together.parameters, **options)
         own = [Spectral([w], **options) for w in alone.parameters]
         for step in range(12):

@@ -32,7 +32,7 @@ def distance(shape: tuple[int, ...], cut: Cut, together: dict[str, Any], alone: 
     """Return how far the weights of one parameter, and of one for each of its parts, are at most from each other."""
     whole, gradient = nn.Parameter(random(*shape)), correlated(shape)
     parts = [nn.Parameter(part.clone()) for part in cut(whole.detach())]
-    optimizers = Spectral([whole], LR, orthogonalize=True, **together), Spectral(parts, LR, orthogonalize=True, **alone)
+    optimizers = Spectral([whole], LR, **together), Spectral(parts, LR, **alone)
     apart = 0.0
     for _ in range(STEPS):
         whole.grad = gradient()

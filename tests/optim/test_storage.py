@@ -176,8 +176,7 @@ def test_parameters_that_change_rounds_take_their_state_along() -> None:
     rounds([b])
     rounds([a], [b])
     torch.testing.assert_close(optimizer.state[b]["momentum"], start + 3.0)
-    counts = optimizer._stacks[id(group), 1]._counts
-    assert counts[b, 0] == optimizer.state[b]["turns"][0]
+    assert optimizer._counts[b, 0] == optimizer.state[b]["turns"][0]
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .formulas import Array
 
 
@@ -55,20 +53,6 @@ def counting(x: Array, options: dict[str, Any]) -> int:
     least = min(x.shape[1:]) if x.ndim == 3 and x.shape[0] > 1 else 0
     large = least > 128 or (least >= 16 and least >= 4 * x.shape[0])
     return 1 if large and options["structure"] == "auto" else 0
-
-
-def hidden(shapes: list[tuple[int, ...]], shape: tuple[int, ...], options: dict[str, Any]) -> bool:
-    """Tell whether a shape, of all those of a network in order, is that of a hidden layer."""
-    matrices = []
-    for other in shapes:
-        first = counting(np.empty(other), options)
-        if len(other) - first > 1:
-            matrices += [(other, other[first : first + 2])] * math.prod(other[:first])
-    sides = [side for other, side in matrices if other == shape]
-    if len(sides) >= 3:
-        return True
-    pairs = [(a[0], b[1]) for at, (_, a) in enumerate(matrices) for _, b in matrices[at + 1 :]]
-    return bool(sides) and all((n, n) in pairs for n in sides[0])
 
 
 def counted(x: Array, options: dict[str, Any]) -> list[Array]:

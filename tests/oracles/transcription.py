@@ -26,7 +26,7 @@ from .formulas import (
     truncated_cayley,
     unit_determinant,
 )
-from .layouts import Side, hidden, order, views_of
+from .layouts import Side, order, views_of
 
 DEFAULTS: dict[str, Any] = {
     "lr": 1e-3,
@@ -38,7 +38,6 @@ DEFAULTS: dict[str, Any] = {
     "nesterov": 0.2,
     "clip": None,
     "grafting": "descent",
-    "orthogonalize": False,
     "eps": 1e-8,
     "structure": "auto",
     "batch_dims": None,
@@ -88,10 +87,7 @@ class Oracle:
         self.tensors: list[list[Tensor | Adam]] = []
         for param in params:
             _, sides = views_of(in_order(param, options), options)
-            own_options = dict(options)
-            if options["orthogonalize"] == "hidden":
-                own_options["orthogonalize"] = hidden([other.shape for other in params], param.shape, options)
-            self.tensors.append([tensor_of(own, own_options) for own in sides])
+            self.tensors.append([tensor_of(own, options) for own in sides])
 
     def step(self, gradients: list[Array | None], curvature: dict[int, Array] | None = None) -> None:
         """Move all parameters that have a gradient.
@@ -314,10 +310,7 @@ class Tensor:
             return step
         momentum = G if self.o["betas"][0] == 0 else self.momentum
         longest = min(1.0, 3 * size(momentum) / size(1 / self.inverse_root()))
-        shaped = evened(step)
-        if self.o["orthogonalize"] and step.ndim == 2:
-            shaped = nearly_orthogonal(shaped)
-        return shaped * min(self.gain, max(1.0, longest / size(step)), 1 / size(step))
+        return evened(step) * min(self.gain, max(1.0, longest / size(step)), 1 / size(step))
 
     def limited(self, step: Array, gradient: Array) -> Array:
         """Give the step the size of Adam's or RMSprop's, or one of 1 at most; clip its root mean square."""
@@ -361,16 +354,6 @@ def evened(step: Array) -> Array:
         for at in range(step.shape[axis]):
             share = (size(step.take(at, axis)) / size(step)) ** 2
             np.moveaxis(result, axis, 0)[at] /= math.sqrt(share + UNEVEN)
-    return result * (size(step) / size(result))
-
-
-def nearly_orthogonal(step: Array) -> Array:
-    """Bring singular values close to each other by two polynomials, and keep the size of all."""
-    left, values, right = np.linalg.svd(step, full_matrices=False)
-    values = values / np.sum(values**8) ** (1 / 8)
-    for a, b, c in ((6.7524, -18.351, 13.2633), (2.5379, -1.8747, 0.4413)):
-        values = a * values + b * values**3 + c * values**5
-    result = left * values @ right
     return result * (size(step) / size(result))
 
 

@@ -41,7 +41,7 @@ def test_half_a_rate_is_half_a_step() -> None:
     z = whole.draw(rng, 8)
     values = ellipsoid(whole.sample(z), 100.0)
     a, b = whole.update(z, values), half.update(z, values)
-    np.testing.assert_allclose(b.mean - 1, (a.mean - 1) / 2, rtol=1e-12)
+    np.testing.assert_allclose(b.mean - 1, (a.mean - 1) / 2, rtol=1e-12, atol=1e-15)  # the mean itself is rounded
     assert np.abs(b.log_eigs).max() == pytest.approx(np.abs(a.log_eigs).max() / 2, rel=0.2)
 
 

@@ -18,9 +18,6 @@ Orthogonal = Callable[[Tensor], Tensor]
 Positive = Callable[[Tensor, Tensor], Tensor]
 """``positive(d, n) -> d``: old eigenvalues and the linear update's to new ones, shape ``(*batch, n)``."""
 
-POLYNOMIALS = ((6.7524, -18.351, 13.2633), (2.5379, -1.8747, 0.4413))
-"""Coefficients of ``s``, ``s^3``, ``s^5``: the best fit of 1 to all ``s`` of [0.05, 1], and of what that leaves."""
-
 
 def _plus_identity(matrix: Tensor) -> Tensor:
     result = matrix.clone()
@@ -109,31 +106,6 @@ def reorthonormalize(basis: Tensor) -> Tensor:
     """
     b = basis.float() if basis.dtype in HALF else basis
     return (b @ (b.mT @ b)).lerp_(b, 1.5).to(basis.dtype)
-
-
-def orthogonalize(matrices: Tensor, spare: Tensor) -> None:
-    """Bring the singular values of matrices of norms about 1, or 0, close to each other, in place.
-
-    Those above a twentieth of ``||(X^T X)^2||_F^(1/4)``, which is hardly more than the largest, end within 0.22 of 1.
-
-    Args:
-        matrices: ``X``, shape ``(b, n, m)``.
-        spare: memory of the same shape.
-    """
-    wide = matrices.shape[-2] < matrices.shape[-1]
-    for number, (first, third, fifth) in enumerate(POLYNOMIALS):  # an even number of them, so the last writes in place
-        x, result = (spare, matrices) if number % 2 else (matrices, spare)
-        gram = x @ x.mT if wide else x.mT @ x
-        polynomial = gram @ gram
-        if number == 0:  # in units of squares of singular values
-            unit = torch.linalg.matrix_norm(polynomial, keepdim=True).sqrt_().clamp_min_(torch.finfo(x.dtype).tiny)
-            gram.div_(unit)
-            polynomial.div_(unit).div_(unit)
-            x.div_(unit.sqrt_())
-        polynomial.mul_(fifth).add_(gram, alpha=third)
-        diagonal(polynomial).add_(first)
-        torch.bmm(*((polynomial, x) if wide else (x, polynomial)), out=result)
-        del gram, polynomial  # before there are others
 
 
 ORTHOGONAL: Mapping[str, Orthogonal] = {f.__name__: f for f in (cayley, truncated_cayley, quadratic)}

@@ -6,17 +6,16 @@ For loggers there are plain numbers: sizes of gradients, updates and weights, co
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.maps import POLYNOMIALS
 from .distributed.collectives import local
 from .distributed.ownership import Candidate, describe
-from .options import EARLY, hidden_shapes, initial_state, interval_at, mends_at, plan_of, rule_of
+from .options import EARLY, initial_state, interval_at, mends_at, plan_of
 from .stacks import Layout, Plan, suffix
 from .state import State
 
@@ -54,25 +53,9 @@ def _columns(state_bytes: int, flops: float) -> list[str]:
     return [f"{state_bytes / 1024:.1f}", f"{flops / 1e6:.2f}"]
 
 
-def matmul_flops(plan: Plan, group: Mapping[str, Any], interval: int, hidden: Container[tuple[int, ...]]) -> float:
-    """Return the matrix-product operations of one step, averaged over the interval.
-
-    Args:
-        plan: how the parameter is laid out.
-        group: the options.
-        interval: steps between turns.
-        hidden: shapes of parameters that are hidden layers.
-    """
-    total = sum(_layout_flops(layout, group, interval) for layout in plan.layouts)
-    shaped = group["grafting"] == "descent" and group["root"] == 2
-    if shaped and rule_of(group, is_hidden=plan.shape in hidden).orthogonalize:
-        total += sum(_orthogonal_flops(layout) for layout in plan.layouts if len(layout.sizes) == 2)
-    return plan.units * total
-
-
-def _orthogonal_flops(layout: Layout) -> float:
-    short, long = sorted((layout.blocks * layout.sizes[0], layout.sizes[1]))
-    return len(POLYNOMIALS) * 2.0 * (2 * long * short**2 + short**3)
+def matmul_flops(plan: Plan, group: Mapping[str, Any], interval: int) -> float:
+    """Return the matrix-product operations of one step, averaged over the interval."""
+    return plan.units * sum(_layout_flops(layout, group, interval) for layout in plan.layouts)
 
 
 def _layout_flops(layout: Layout, group: Mapping[str, Any], interval: int) -> float:
@@ -105,14 +88,14 @@ def name_of(param: Tensor, groups: Sequence[Mapping[str, Any]]) -> str:
 
 def summary_of(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, State]) -> Summary:
     """Describe all parameters."""
-    found, hidden = Summary(), hidden_shapes(groups)
+    found = Summary()
     for group in groups:
         interval = interval_at(group["interval"], group["count"])
         for param in filter(torch.numel, group["params"]):
             plan = plan_of(group, param)
             state = states.get(param) or initial_state(group, param, plan, device="meta")
             seen = name_of(param, groups), tuple(param.shape), plan.describe(), bytes_of(state)
-            found.append(ParameterReport(*seen, matmul_flops(plan, group, interval, hidden)))
+            found.append(ParameterReport(*seen, matmul_flops(plan, group, interval)))
     return found
 
 
@@ -142,11 +125,11 @@ def spectra_of(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Stat
     return spectra
 
 
-def candidate_of(group: dict[str, Any], param: Tensor, hidden: Container[tuple[int, ...]]) -> Candidate:
-    """Say what stepping a parameter costs, so that ranks can share the work, given the shapes of hidden layers."""
+def candidate_of(group: dict[str, Any], param: Tensor) -> Candidate:
+    """Say what stepping a parameter costs, so that ranks can share the work."""
     plan = plan_of(group, param)
     state = initial_state(group, param, plan, device="meta")
-    flops = matmul_flops(plan, group, interval_at(group["interval"], group["count"]), hidden)
+    flops = matmul_flops(plan, group, interval_at(group["interval"], group["count"]))
     costs = (flops / plan.slices, bytes_of(state) / plan.slices, param.numel() / plan.slices)
     return Candidate(param, plan, costs, state["step" + suffix(plan, 0)].dtype, describe(param))
 

@@ -23,20 +23,25 @@ import torch
 from torch import Tensor
 
 from ..core.generators import ROTATIONS
-from ..core.maps import cayley, exp, orthogonalize, quadratic, reorthonormalize, truncated_cayley, truncated_exp
+from ..core.maps import cayley, exp, quadratic, reorthonormalize, truncated_cayley, truncated_exp
 from ..core.numerics import HALF, accumulation_dtype, largest, matmul
 from ..core.step import learn, normalize, running_rate
 from .state import Rates, Rule, State, products_of_eigs
 
-Turns = Mapping[int, Tensor]  # for some axes, a basis ``B`` or a rotation ``Q``, shape ``(b, k or 1, n, n)``
+Turns = Mapping[int, Tensor]
+"""For some axes, a matrix to turn it by: a basis ``B`` or a rotation ``Q``, shape ``(b, k or 1, n, n)``."""
+
 LARGEST = {dtype: largest(accumulation_dtype(dtype)) for dtype in (torch.float64, torch.float32, *HALF)}
-"""Numbers up to which sums of many cannot overflow, by the format of state or bases."""
-FAINT = 1e-8  # times sqrt(alpha) or less, and gradients count as if they were zero
-GAP = 0.1  # relative, below which the paper's rotations count eigenvalues as equal; it leaves that open, less is worse
+"""Numbers up to which sums of many cannot overflow, for each format of the state and of the bases."""
+FAINT = 1e-8
+"""Gradients this much smaller than ``sqrt(alpha)`` count as if they were zero."""
+GAP = 0.1
+"""Relative gap below which the paper's rotations count eigenvalues as equal; it leaves that open, and less is worse."""
 LONGEST = 3.0  # times the size of Adam's step, if its entries were alike, is what steps are lengthened to at most
 NO_TRUST = 0.6  # of a gradient, net, against the momentum, and it gets no weight of its own; all of it up to a tenth
 UNEVEN = 0.1  # of the mean square of a step is added to that of its rows and columns, lest faint ones grow at will
-CAP = 0.5  # longest ||N^2||_F^(1/2) of generators, for maps that are not exact: Newton-Schulz steps mend what they bend
+CAP = 0.5
+"""Longest generator, as ``||N^2||_F^(1/2)``, for maps that are not exact: a Newton-Schulz step mends what they bend."""
 
 
 def step(
@@ -136,8 +141,8 @@ def rotate(x: Tensor, turns: Turns, back: bool = False) -> Tensor:
 def _whiten(samples: Tensor, state: State, rule: Rule, rates: Rates) -> tuple[Tensor, Tensor]:
     """Return samples in units in which their squares are safe, and the factor that takes ``alpha`` to these units.
 
-    The unit is the largest entry, or ``sqrt(alpha)`` if all are far smaller; from here on it is the scale. The first
-    samples that are not all zero set ``alpha`` to their mean square.
+    The unit is the largest entry, or ``sqrt(alpha)`` if all entries are far smaller; from here on it is the scale. The
+    first samples that are not all zero set ``alpha`` to their mean square.
     """
     axes, whitened = tuple(range(1, samples.ndim)), samples.abs()
     unit = torch.maximum(whitened.amax(axes), FAINT * state["scale"])  # faster than a norm
@@ -281,9 +286,9 @@ def _turn(
 ) -> None:
     """Turn the bases, ``B <- B Q``, and with them the momentum, which lives in their coordinates.
 
-    Second moments stay those of the old coordinates, and never below the square of the momentum in the new ones, or
-    steps could be of any size, nor below that of the ``newest`` gradient if it is stepped along in them; it comes times
-    the root of its weight. Both hold where curvature is not ``given``.
+    Second moments stay those of the old coordinates, and never below the square of the momentum in the new ones:
+    without this, steps could be of any size. Nor are they below that of the ``newest`` gradient, if it is stepped along
+    in the new coordinates; it comes times the root of its weight in them. Both hold where curvature is not ``given``.
     """
     for axis, q in turns.items():
         turned = matmul(bases[axis], q)
@@ -302,9 +307,9 @@ def _turn(
 def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates, trust: Tensor | None = None) -> Tensor:
     """Return the step in the eigenbasis, all zero as long as no curvature was seen.
 
-    It is the momentum, with more weight on the newest gradient as far as there is ``trust`` in it, or that alone if
-    there is none, divided by the eigenvalues to the power ``1/p``, evened out, and lengthened until it descends as fast
-    as Adam's, but never beyond a root mean square of one. It takes the place of the gradient.
+    It is the momentum, with more weight on the newest gradient as far as there is ``trust`` in it, or that gradient
+    alone if there is no momentum, divided by the eigenvalues to the power ``1/p``, evened out, and lengthened until it
+    descends as fast as Adam's, but never beyond a root mean square of one. It takes the place of the gradient.
     """
     direction = momentum = state["momentum"].to(rotated.dtype) if "momentum" in state else rotated
     if "second_moment" in state:
@@ -324,7 +329,7 @@ def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates, trust
     direction = torch.div(direction, root.mul_(unit).clamp_min_(tiny), out=rotated)
     if most is not None:  # sizes beyond the number format count as too large
         size = torch.linalg.vector_norm(direction, dim=tuple(range(1, direction.ndim)), keepdim=True).clamp_min(tiny)
-        same = _even_out(direction, size, root, rule.orthogonalize) if direction.ndim > 3 else 1.0
+        same = _even_out(direction, size, root) if direction.ndim > 3 else 1.0
         longer = torch.minimum(state["gain"].view_as(size), (most / size).clamp_min(1.0))
         direction.mul_(same * torch.minimum(longer, direction[0].numel() ** 0.5 / size))
     if rule.root != 2:
@@ -333,27 +338,21 @@ def _precondition(rotated: Tensor, state: State, rule: Rule, rates: Rates, trust
     return direction
 
 
-def _even_out(direction: Tensor, size: Tensor, square: Tensor, orthogonal: bool) -> Tensor:
+def _even_out(direction: Tensor, size: Tensor, square: Tensor) -> Tensor:
     """Even out the rows and columns of steps in the eigenbasis, in place; return what gives them their norms back.
 
-    Muon makes all singular values equal by 15 products. In the eigenbasis it is rows and columns that are longer than
-    others: dividing them needs none, and six come close to it then. ``square`` is memory for that, which is used up.
+    Muon makes all singular values of a step equal, which takes 15 products. In the eigenbasis it is whole rows and
+    columns that are longer than others, and dividing by their root mean squares comes close to it without any.
     """
     axes, limits = range(1, direction.ndim), torch.finfo(size.dtype)
-    size, factors, orthogonal = size.clamp_max(limits.max), [], orthogonal and direction.ndim == 4
-    torch.div(direction, size, out=square)
-    if orthogonal:
-        direction.copy_(square)
-    square.square_()  # once for all axes; norms of columns take ten times longer
+    size, factors = size.clamp_max(limits.max), []
+    torch.div(direction, size, out=square).square_()  # once for all axes; norms of columns take ten times longer
     for axis in axes[1:]:
         others = (*axes[2:],) if axis == 2 else (*axes[: axis - 1], *axes[axis:])  # rows are those of all blocks
         share = square.sum(others, keepdim=True)
         factors.append(share.mul_(share[0].numel()).add_(UNEVEN).rsqrt_())
     for factor in factors:
         direction.mul_(factor)
-    if orthogonal:
-        shape = len(direction), -1, direction.shape[-1]  # of all blocks together
-        orthogonalize(direction.view(shape), square.view(shape))
     return size / torch.linalg.vector_norm(direction, dim=tuple(axes), keepdim=True).clamp_(limits.tiny, limits.max)
 
 

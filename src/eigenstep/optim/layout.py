@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -19,8 +18,6 @@ number of matrices: a convolution with so few outputs loses nothing by stepping 
 MANY_ROWS, SLENDER, LEAST_WIDTH = 1024, 16, 32
 """A matrix with so many rows, so many times its columns, of which it has so many or more, is an embedding: its rows are
 seen too rarely, and are too many, for a basis. Low-rank adapters are narrower."""
-REPEATED = 3
-"""So many matrices of one shape are layers of a network, not its input or output."""
 MOST_SLICES = 64
 """A diagonal parameter is cut into at most so many slices, which ranks may share."""
 
@@ -52,7 +49,7 @@ def plan(
         split_dim: the axis that is cut into parts, 0 or 1, after those that count.
         elementwise: whether entries of a parameter without basis are independent, so that ranks may share them.
     """
-    count = counting_axes(shape, structure, batch_dims)
+    count = _recognized(shape) if batch_dims is None and structure == "auto" else batch_dims or 0
     outer, inner = shape[:count], shape[count:]
     units, size = math.prod(outer), math.prod(inner)
     grain = units // shape[0] if outer else 1
@@ -91,33 +88,6 @@ def _recognized(shape: tuple[int, ...]) -> int:
         return 0
     least = min(shape[1:])
     return int(least > LONGEST_KERNEL or least >= max(SMALLEST_EXPERT, FEW * shape[0]))
-
-
-def hidden(tensors: Iterable[tuple[tuple[int, ...], int]]) -> frozenset[tuple[int, ...]]:
-    """Return which shapes of a network's weights are those of hidden layers, as far as shapes tell.
-
-    What a layer puts out a later one takes in: numbers of hidden features are the rows of a matrix and the columns of
-    one that comes after it; those of words, positions, classes and pixels are not. Fused projections repeat.
-
-    Args:
-        tensors: shapes in order, and how many of the first axes count matrices.
-    """
-    counts: Counter[tuple[int, ...]] = Counter()
-    sides: dict[tuple[int, ...], tuple[int, ...]] = {}
-    put_out: set[int] = set()
-    inner: set[int] = set()
-    for shape, count in tensors:
-        if len(shape) > count + 1:
-            counts[shape] += math.prod(shape[:count])
-            rows, columns = sides[shape] = shape[count : count + 2]
-            inner |= put_out & {columns}
-            put_out.add(rows)
-    return frozenset(shape for shape in counts if counts[shape] >= REPEATED or inner.issuperset(sides[shape]))
-
-
-def counting_axes(shape: tuple[int, ...], structure: str, batch_dims: int | None) -> int:
-    """Return how many of the first axes of a parameter count tensors of their own."""
-    return _recognized(shape) if batch_dims is None and structure == "auto" else batch_dims or 0
 
 
 def _is_embedding(rows: Range, cols: Range) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_number
-from .layout import STRUCTURES, counting_axes, hidden, plan
+from .layout import STRUCTURES, plan
 from .stacks import Plan, suffix
 from .state import Rates, Rule, State, new_state
 from .storage import home, packed
@@ -50,8 +50,7 @@ GO, SKIP, RAISE = range(3)  # What to do about the gradients of a step: take it,
 LAYOUT = ("structure", "max_dim", "max_ratio", "batch_dims", "split_sizes", "num_heads", "split_dim")
 fixed = itemgetter(*LAYOUT)
 """Options that decide how a parameter is laid out, and what returns them; they are fixed once it has state."""
-# In no other list
-OTHERS = ("lr", "weight_decay", "betas", "interval", "nesterov", "orthogonalize", "basis_dtype", "state_dtype")
+OTHERS = ("lr", "weight_decay", "betas", "interval", "nesterov", "basis_dtype", "state_dtype")  # In no other list
 LEARNING = ("relative_damping", "eigenvalues_wait", "turn_first", "reorthonormalize", "residual")
 FLAGS = (*LEARNING, "stochastic_rounding", "maximize", "capturable", "cautious_weight_decay", "offload")
 TORCH: Mapping[str, str] = {
@@ -87,8 +86,6 @@ def check_group(group: Mapping[str, Any]) -> None:
             check_number(group[name], name, 0.0, high)
             if group[name] == 0:
                 raise ValueError(f"{name} must be greater than 0, got {group[name]}")
-    if not isinstance(group["orthogonalize"], bool) and group["orthogonalize"] != "hidden":
-        raise ValueError(f"orthogonalize must be True, False or 'hidden', got {group['orthogonalize']!r}")
     if not isinstance(group["nesterov"], bool):
         check_number(group["nesterov"], "nesterov", 0.0, 1.0)
     if group["max_ratio"] is not None:
@@ -298,18 +295,10 @@ def mends_at(group: Group, count: int, turns: int) -> bool:
     return bool(group["reorthonormalize"] and (always or early or turns % 2 == 0))
 
 
-def hidden_shapes(groups: Iterable[Group]) -> frozenset[tuple[int, ...]]:
-    """Return the shapes of parameters that seem to be hidden layers."""
-    shapes = [(tuple(param.shape), group) for group in groups for param in group["params"]]
-    return hidden((shape, counting_axes(shape, group["structure"], group["batch_dims"])) for shape, group in shapes)
-
-
-def rule_of(group: Group, turns: int = 0, is_hidden: bool = False) -> Rule:
-    """Return what decides what the step of a hidden layer, or another, computes in its turn of that number, if any."""
+def rule_of(group: Group, turns: int = 0) -> Rule:
+    """Return what decides what a step computes; ``turns`` is the number of the turn, if it turns bases."""
     options = dict(zip(Rule.__dataclass_fields__, itemgetter(*Rule.__dataclass_fields__)(group), strict=True))
-    options["reorthonormalize"] = mends_at(group, group["count"] - 1, turns)
-    options["orthogonalize"] = is_hidden if group["orthogonalize"] == "hidden" else group["orthogonalize"]
-    return Rule(**options)
+    return Rule(**{**options, "reorthonormalize": mends_at(group, group["count"] - 1, turns)})
 
 
 def rates_of(group: Group, like: Tensor) -> Rates:

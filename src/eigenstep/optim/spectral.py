@@ -15,7 +15,7 @@ from ..core.curvature import OuterProducts
 from ..core.generators import Rotation
 from ..core.maps import Orthogonal
 from . import checkpoint, kernel, options, storage
-from .diagonal import Diagonals
+from .diagonal import Counts, Diagonals
 from .distributed.collectives import local_gradient
 from .distributed.ownership import OFF, wanted
 from .distributed.sharding import Sharding
@@ -26,7 +26,8 @@ from .user_curvature import equal_vectors, vectors_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 Interval = int | list[tuple[int, int]]
-Look = tuple[options.Work, Mapping[Tensor, Tensor], Tensor | None]  # gradients, vectors, what to do if not finite
+Look = tuple[options.Work, Mapping[Tensor, Tensor], Tensor | None]
+"""Parameters that have gradients, curvature vectors, and what to do if something is not finite."""
 
 
 class Spectral(Optimizer):
@@ -37,8 +38,9 @@ class Spectral(Optimizer):
     and embeddings step as in AdamW. Learning rates that suit AdamW suit it, too.
 
     No stream of gradients makes steps large: the root mean square of that of a matrix is at most one learning rate.
-    Without ``grafting="descent"``, corrected eigenvalues bound it by ``(1 - w) + w / sqrt(1 - betas[1])`` for equal
-    betas and ``w = nesterov`` (1 without momentum), if ``betas[0]**2 <= betas[1]``; Kronecker ones have ``clip``.
+    Without ``grafting="descent"``, corrected second moments are still never below the square of the momentum, and bound
+    it by ``(1 - w) + w / sqrt(1 - betas[1])`` with equal betas and ``w = nesterov`` (1 without momentum), as long as
+    ``betas[0]**2 <= betas[1]``. Kronecker eigenvalues have ``clip`` for that, vectors and embeddings AdamW's own, 1.2.
 
     Examples:
         >>> import torch
@@ -65,7 +67,6 @@ class Spectral(Optimizer):
         nesterov: float | bool = 0.2,
         clip: float | None = None,
         grafting: str | None = "descent",
-        orthogonalize: bool | str = False,
         structure: str = "auto",
         max_dim: int | None = 1280,
         max_ratio: float | None = 2.0,
@@ -110,8 +111,8 @@ class Spectral(Optimizer):
             eps: AdamW's, where there is no basis; bases have ``damping``. Raise it where small gradients are noise.
             cautious_weight_decay: shrink only weights that the step moves toward zero. ``True`` if decay costs loss.
             root: the paper's ``p``: steps go along ``S^(-1/p)``. 1 for natural gradient, with given curvature.
-            interval: turn the bases every so many steps, but at each of the first 100; or a schedule such as ``[(0, 1),
-                (1000, 4)]``. 1 where the optimizer's time hardly counts, more where it counts most.
+            interval: turn the bases every so many steps, but at every step of the first 100; or a schedule such as
+                ``[(0, 1), (1000, 4)]``. 1 where the optimizer's time hardly counts, more where it counts most.
             eigenvalues: "corrected" keeps a second moment for each entry in the eigenbasis. "kronecker" uses products
                 of the two sides' eigenvalues, as the paper does, where memory is short.
             nesterov: weight of the newest gradient beside the momentum's; ``True`` for Nesterov's own ``1 - betas[0]``,
@@ -120,8 +121,6 @@ class Spectral(Optimizer):
             grafting: "descent" evens out the rows and columns of each layer's step in the eigenbasis, and lengthens it
                 until it lowers the loss as fast as Adam's would at the same learning rate, but not beyond its largest
                 step, nor three times its present one. Roots other than 2 want the size of "adam", "rms" or ``None``.
-            orthogonalize: make what is evened out nearly orthogonal by six products, as Muon does by 15. For large
-                batches try "hidden", which does so where shapes tell of hidden layers; ``True`` does so everywhere.
             structure: "kronecker", one factor per side, the first axis against the rest; "auto" is the same, but steps
                 the matrices of a stack ``(experts, n, m)`` one by one, and embeddings as AdamW does (1024 rows or more,
                 16 times as many as columns, and 32 of these at least); "axes", one factor per axis, for convolutions;
@@ -132,7 +131,7 @@ class Spectral(Optimizer):
             num_heads: step each of so many heads as a matrix of its own: equal parts of the rows, or of each of
                 ``split_sizes`` (or a number for each).
             split_dim: 1 if columns were fused, as in weights that multiply from the right; 0 for rows.
-            max_dim: longest side that gets one basis; longer ones are cut. Less to save time; or ``None``.
+            max_dim: longest side that gets one basis; longer ones are cut into blocks. Less to save time; or ``None``.
             max_ratio: a side more than this many times longer than the other is cut as well. 1 to save time, ``None``
                 (whole sides, at the price of cubes) if time does not count.
 
@@ -158,19 +157,19 @@ class Spectral(Optimizer):
                 it, and at every turn of others, or if rotations are "normalized".
             residual: remember what rotations have not yet diagonalized: better curvature, twice the bases' memory.
             basis_dtype: number format of the bases; by default that of the state. bfloat16 to save memory.
-            state_dtype: that of momentum and second moments; by default float32, or float64 for such weights. bfloat16
-                to save still more; int8 for a byte each, and bfloat16 bases (what is tiny stays float32).
-            offload: keep large state on the host, and fetch it stack by stack. ``True`` if the device has no room.
+            state_dtype: number format of momentum and second moments; by default float32, or float64 for such weights.
+                bfloat16 to save still more; int8 for a byte each, and bfloat16 bases (what is tiny stays float32).
+            offload: keep all large state on the host, and fetch it stack by stack. ``True`` if the device has no room.
             stochastic_rounding: round bfloat16 weights up or down at random. ``True`` when training such.
             maximize: go up instead of down. ``True`` for rewards.
-            foreach: step same-shaped parameters in one call, the default. ``False`` to save memory.
+            foreach: step same-shaped parameters in one batched call, the default. ``False`` to save memory.
             fused: for trainers that ask for it: ``True`` means batched calls, whatever ``foreach`` says.
-            amsgrad: for torch's signature, can only be ``False``, as can ``differentiable``.
+            amsgrad: for torch's signature, can only be ``False``.
             differentiable: see ``amsgrad``.
             compile: compile the step with ``torch.compile``. ``True`` for runs long enough to wait for it.
-            capturable: check that a CUDA graph can capture the step (``interval=1``, ``nonfinite="ignore"``).
-            nonfinite: NaN or infinite gradients "raise" an error, "skip" the step, as mixed precision wants, or make it
-                "ignore" such entries, which never waits for the device.
+            capturable: check that the step can be captured in a CUDA graph (``interval=1``, ``nonfinite="ignore"``).
+            nonfinite: NaN or infinite gradients "raise" an error, "skip" the whole step, as mixed precision wants, or
+                make it "ignore" such entries, which never waits for the device.
             distributed: split work and state over the ranks of ``torch.distributed``. ``False`` if ranks train
                 different things; DTensor parameters cannot be stepped so.
         """
@@ -193,7 +192,7 @@ class Spectral(Optimizer):
         if self._compile:  # a program for each kind of stack, turning or not: more than torch allows for one function
             program = torch.compile(kernel.step, fullgraph=True, dynamic=False)
             self._kernel = torch._dynamo.config.patch(recompile_limit=256)(program)
-        self._stacks: dict[tuple[int, int], Stacks] = {}
+        self._stacks, self._counts = dict[tuple[int, int], Stacks](), Counts()
         self._layouts = {
             id(group): options.fixed(group)
             for group in getattr(self, "param_groups", [])
@@ -202,7 +201,6 @@ class Spectral(Optimizer):
         self._sharding: Sharding | None = getattr(self, "_sharding", None)
         self._sizes: Sizes | None = getattr(self, "_sizes", None)
         self._skipped: int = getattr(self, "_skipped", 0)
-        self._hidden = options.hidden_shapes(getattr(self, "param_groups", []))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with any options of their own."""
@@ -215,7 +213,6 @@ class Spectral(Optimizer):
         except ValueError:
             self.param_groups.pop()
             raise
-        self._stacks, self._hidden = {}, options.hidden_shapes(self.param_groups)
 
     def step(
         self,
@@ -331,7 +328,7 @@ class Spectral(Optimizer):
         if group["nonfinite"] == "ignore":
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
             vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
-        rule = options.rule_of(group, stack.turned() if turn else 0, stack.hidden)
+        rule = options.rule_of(group, stack.turned() if turn else 0)
         away = stack.packed or group["offload"]
         state = storage.opened(stack.state, gradient.device) if away else stack.state
         stacked = self._kernel(gradient, vectors, state, rule, rates, turn, given)
@@ -343,10 +340,10 @@ class Spectral(Optimizer):
         """Return the stacks of a group's parameters that have a gradient now; those of different tags stay apart."""
         plan_of = partial(options.plan_of, group) if self._sharding is None else self._sharding.plan
         if (id(group), tag) not in self._stacks:
-            self._stacks[id(group), tag] = Stacks(self._stacks.values())
+            self._stacks[id(group), tag] = Stacks(self._stacks.values(), self._counts)
         together = group["foreach"] is not False or bool(group["fused"])  # who asks for a fused step wants that
         create = partial(options.initial_state, group)
-        return self._stacks[id(group), tag].arrange(params, self.state, plan_of, create, self._hidden, together)
+        return self._stacks[id(group), tag].arrange(params, self.state, plan_of, create, together)
 
     def _init_group(self, group: dict[str, Any], skip_non_grad_params: bool = True) -> None:
         """Create the state of a group's parameters, as Megatron asks for before it loads a checkpoint."""

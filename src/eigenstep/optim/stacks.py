@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -145,18 +145,15 @@ class Stack:
     stack, the first ``units[0]`` elements are the first member's, and so on.
     """
 
-    def __init__(
-        self, members: Sequence[Member], states: Mapping[Tensor, State], counts: Counts, hidden: bool = False
-    ) -> None:
+    def __init__(self, members: Sequence[Member], states: Mapping[Tensor, State], counts: Counts) -> None:
         """Gather the members' states into one, and leave views of it with each.
 
         Args:
             members: the rectangles.
             states: the optimizer's state, one dictionary for each parameter.
             counts: how often the bases of each have turned.
-            hidden: whether they are parts of hidden layers.
         """
-        self.members, self._counts, self.hidden = list(members), counts, hidden
+        self.members, self._counts = list(members), counts
         self.units = [member.plan.units for member in members]
         parts = [own_state(states[member.param], member.suffix) for member in members]
         device = members[0].param.device
@@ -215,12 +212,11 @@ def complete(
 class Stacks:
     """The stacks of parameters that are stepped together, arranged anew only when others have gradients than before."""
 
-    def __init__(self, others: Collection[Stacks] = ()) -> None:
-        """Start without any; parameters may move here from ``others``, and back."""
-        self._others = others
+    def __init__(self, all_stacks: Collection[Stacks], counts: Counts) -> None:
+        """Start without any; parameters may come here from others of ``all_stacks``, which count together."""
+        self._all, self._counts = all_stacks, counts
         self._found: list[Stack | Diagonals] = []
         self._params: list[Tensor] = []
-        self._counts: Counts = {}
 
     def arrange(
         self,
@@ -228,7 +224,6 @@ class Stacks:
         states: dict[Tensor, State],
         plan_of: Callable[[Tensor], Plan],
         create: Callable[[Tensor, Plan], State],
-        hidden: Container[tuple[int, ...]] = (),
         together: bool = True,
     ) -> list[Stack | Diagonals]:
         """Return stacks of exactly these parameters.
@@ -238,14 +233,10 @@ class Stacks:
             states: the optimizer's state, one dictionary for each parameter.
             plan_of: tells how a parameter is laid out.
             create: makes the state of a parameter that has none yet.
-            hidden: shapes of parameters that step otherwise than others.
             together: whether same-shaped parameters share a stack.
         """
         if list(map(id, params)) == list(map(id, self._params)):
             return self._found
-        for other in self._others:
-            if other is not self:
-                other._give_up(params, states)
         buckets: dict[tuple[object, ...], list[Member]] = {}
         for param in params:
             plan = plan_of(param)
@@ -257,40 +248,24 @@ class Stacks:
                 adam, packed = "scale" + end not in states[param], storage.is_packed(states[param], end)
                 if (param, index) not in self._counts:  # after loading, the device must be asked
                     self._counts[param, index] = int(states[param][("step" if adam else "turns") + end][0])
-                turns = self._counts[param, index] % 2  # every second one mends bases
-                kind = adam or (layout.key, turns, tuple(param.shape) in hidden)
+                kind = adam or (layout.key, self._counts[param, index] % 2)  # every second turn mends bases
                 key: tuple[object, ...] = (kind, packed, param.dtype, param.device)
                 buckets.setdefault(key if together else (*key, id(param)), []).append(Member(param, plan, index))
         wanted = {_ids(some): some for members in buckets.values() for some in _portions(members)}
         kept = {_ids(stack.members): stack for stack in self._found}
-        for ids, stack in kept.items():
-            if ids not in wanted:
-                _unstack(stack, states)
-        self._params = list(params)
-        self._found = [kept.get(ids) or self._stack(members, states, hidden) for ids, members in wanted.items()]
+        leaving = [stack for ids, stack in kept.items() if ids not in wanted]
+        for other in self._all:  # where a parameter was that steps here now, all is arranged anew
+            if other is not self and not set(map(id, params)).isdisjoint(map(id, other._params)):
+                leaving += other._found
+                other._found, other._params = [], []
+        for member in (member for stack in leaving for member in stack.members):  # views would hold on to all of it
+            own = own_state(states[member.param], member.suffix)
+            states[member.param].update({n + member.suffix: value.clone() for n, value in own.items()})
+        self._params, self._found = list(params), []
+        for ids, some in wanted.items():
+            adam = "scale" + some[0].suffix not in states[some[0].param]
+            self._found.append(kept.get(ids) or (Diagonals if adam else Stack)(some, states, self._counts))
         return self._found
-
-    def _give_up(self, params: Sequence[Tensor], states: dict[Tensor, State]) -> None:
-        """Forget all stacks if one of these parameters is in them: it steps elsewhere now, and its state goes there."""
-        if not set(map(id, params)).isdisjoint(map(id, self._params)):
-            for stack in self._found:
-                _unstack(stack, states)
-            self._found, self._params, self._counts = [], [], {}
-
-    def _stack(
-        self, members: Sequence[Member], states: Mapping[Tensor, State], hidden: Container[tuple[int, ...]]
-    ) -> Stack | Diagonals:
-        adam = "scale" + members[0].suffix not in states[members[0].param]
-        if adam:
-            return Diagonals(members, states, self._counts)
-        return Stack(members, states, self._counts, tuple(members[0].param.shape) in hidden)
-
-
-def _unstack(stack: Stack | Diagonals, states: dict[Tensor, State]) -> None:
-    """Leave each member a state of its own: views would hold on to the whole stack for the sake of a part."""
-    for member in stack.members:
-        own = own_state(states[member.param], member.suffix)
-        states[member.param].update({name + member.suffix: value.clone() for name, value in own.items()})
 
 
 def _portions(members: Sequence[Member]) -> Iterator[list[Member]]:

@@ -33,7 +33,6 @@ class Rule:
     relative_damping: bool = True
     clip: float | None = None
     grafting: str | None = "descent"
-    orthogonalize: bool = False
 
 
 class Rates(NamedTuple):

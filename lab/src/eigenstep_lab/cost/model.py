@@ -121,10 +121,9 @@ def spectral(shapes: Shapes, make: Callable[..., Spectral] = Spectral, ends: str
     units = []
     for name, shape in shapes:
         param = nn.Parameter(torch.empty(shape, device="meta"))
-        hidden = is_hidden_matrix(name, param)
-        structure = "kronecker" if hidden else ends
+        structure = "kronecker" if is_hidden_matrix(name, param) else ends
         (group,) = make([param], structure=structure).param_groups
-        candidate = candidate_of(group, param, {shape} if hidden else ())
+        candidate = candidate_of(group, param)
         products, state, size = candidate.costs
         units.append(Unit(candidate.plan.slices, products, state, size))
     return units

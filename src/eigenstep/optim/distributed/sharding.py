@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..inspect import candidate_of
-from ..options import GO, hidden_shapes, initial_state
+from ..options import GO, initial_state
 from ..stacks import Plan
 from ..state import State
 from . import agreement
@@ -77,9 +77,8 @@ class Sharding:
         work = samples = None
         try:
             work, samples, verdict = look()
-            hidden = hidden_shapes(groups)
             candidates = {
-                param: candidate_of(group, param, hidden)
+                param: candidate_of(group, param)
                 for group in groups
                 for param in group["params"]
                 if param not in self and param.numel() and (param.requires_grad or param.grad is not None)
