@@ -174,11 +174,11 @@ def test_frozen_parameters_are_left_out():
         ({"lr": float("nan")}, "lr must be finite"),
         ({"weight_decay": float("inf")}, "weight_decay must be finite"),
         ({"interval": 0}, "interval must be at least 1"),
-        ({"named_parameters": []}, "no parameter"),
+        ({"parameters": []}, "no parameter"),
     ],
 )
 def test_bad_arguments_are_explained(arguments, message):
-    defaults = {"name": "adamw", "named_parameters": network().named_parameters(), "lr": 1e-3}
+    defaults = {"name": "adamw", "parameters": network().named_parameters(), "lr": 1e-3}
     with pytest.raises(ValueError, match=message):
         build(**{**defaults, **arguments})
 

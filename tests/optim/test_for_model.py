@@ -79,6 +79,53 @@ def test_gains_of_norms_are_vectors() -> None:
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0]
 
 
+class Tables(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.wpe, self.many = nn.Embedding(50, 16), nn.Embedding(2000, 16), nn.Embedding(1024, 16)
+        self.tied, self.head = nn.Embedding(30, 16), nn.Linear(16, 30, bias=False)
+        self.head.weight = self.tied.weight
+        self.pos_embed, self.positions = nn.Parameter(torch.zeros(1, 20, 16)), nn.Parameter(torch.zeros(9, 16))
+        self.position_proj, self.pos_conv = nn.Linear(16, 16), nn.Conv1d(16, 16, 3)
+        self.rel_pos_h, self.pos_bias_u = nn.Parameter(torch.zeros(9, 16)), nn.Parameter(torch.zeros(2, 8))
+        self.compose = nn.Parameter(torch.zeros(16, 16))
+
+
+class TestTables:
+    def test_what_steps_farther(self) -> None:
+        """Positions by their names, embeddings of few rows unless a layer multiplies by them, and nothing else."""
+        optimizer = Spectral.for_model(Tables(), lr=1e-2)
+        rates = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
+        farther = {name for name, lr in rates.items() if lr == 4e-2}
+        assert farther == {"words.weight", "wpe.weight", "pos_embed", "positions"}
+        assert {rates[name] for name in rates if name not in farther} == {1e-2}
+
+    def test_patterns_have_the_last_word(self) -> None:
+        optimizer = Spectral.for_model(Tables(), lr=1e-2, patterns={"pos*": {"lr": 0.5}})
+        rates = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
+        assert (rates["positions"], rates["words.weight"]) == (0.5, 4e-2)
+
+    def test_schedules_keep_the_ratio(self) -> None:
+        optimizer = Spectral.for_model(Tables(), lr=torch.tensor(1e-2))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+        assert sorted({round(float(group["lr"]), 6) for group in optimizer.param_groups}) == [0.005, 0.02]
+        assert sorted({round(float(rate), 6) for rate in schedule.get_last_lr()}) == [0.005, 0.02]
+
+    def test_a_row_of_positions_steps_as_a_matrix(self) -> None:
+        """A stack of one, (1, n, m), moves as the matrix does alone, four times as far."""
+        torch.manual_seed(0)
+        model = nn.Module()
+        model.pos_embed = nn.Parameter(torch.zeros(1, 20, 16))
+        alone = nn.Parameter(torch.zeros(20, 16))
+        ours, theirs = Spectral.for_model(model, lr=1e-2, weight_decay=0.0), Spectral([alone], 1e-2, weight_decay=0.0)
+        for _ in range(5):
+            alone.grad = torch.randn(20, 16)
+            model.pos_embed.grad = alone.grad[None].clone()
+            ours.step()
+            theirs.step()
+        torch.testing.assert_close(model.pos_embed[0], 4 * alone)
+
+
 class TestPatterns:
     def test_options_by_name(self) -> None:
         patterns = {"*.weight": {"interval": 5}, "qkv.*": {"num_heads": 2, "lr": 0.5}, "experts": {"lr": 0.25}}

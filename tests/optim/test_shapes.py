@@ -113,7 +113,8 @@ class TestMatricesOfTheirOwn:
         ("shape", "structure"),
         [
             ((8, 3072, 768), "8 times (2 blocks of 1536 x 768)"),
-            ((1, 197, 768), "diag 151296"),
+            ((1, 197, 768), "2 blocks of 384 x 197"),
+            ((1, 64, 5), "diag 320"),
             ((64, 32, 3), "96 x 64"),
             ((768, 48, 128), "4 blocks of 1536 x 768"),
             ((512, 256, 16), "4 blocks of 1024 x 512"),

@@ -50,7 +50,7 @@ def counting(x: Array, options: dict[str, Any]) -> int:
     """Return how many of the first axes count tensors of their own."""
     if options["batch_dims"] is not None:
         return options["batch_dims"]
-    least = min(x.shape[1:]) if x.ndim == 3 and x.shape[0] > 1 else 0
+    least = min(x.shape[1:]) if x.ndim == 3 else 0
     large = least > 128 or (least >= 16 and least >= 4 * x.shape[0])
     return 1 if large and options["structure"] == "auto" else 0
 

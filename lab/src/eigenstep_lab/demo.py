@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
             line = bar.add_task(name, total=args.steps)
 
             def make(model: nn.Module, name: str = name, lr: float = lr) -> torch.optim.Optimizer:
-                optimizer = build(name, model.named_parameters(), lr, weight_decay=0.1, **OPTIONS.get(name, {}))
+                optimizer = build(name, model, lr, weight_decay=0.1, **OPTIONS.get(name, {}))
                 if isinstance(optimizer, Spectral):
                     learned["optimizer"] = optimizer
                 return optimizer

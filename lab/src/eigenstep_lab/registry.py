@@ -1,6 +1,6 @@
 """Optimizers by name, all built the same way: ours and those we compare with, each from its own package.
 
-    optimizer = build("soap", model.named_parameters(), lr=1e-3, weight_decay=0.01, interval=2)
+    optimizer = build("soap", model, lr=1e-3, weight_decay=0.01, interval=2)
 
 Learning rates mean about the same to all of them: an update has entries of size about `lr`. Weight decay is always
 decoupled (p ← p − lr · weight_decay · p). Everything else is left as its authors chose it, but for what makes learning
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eigenstep.optim import Spectral
@@ -39,16 +39,18 @@ class Entry:
         summary: What it is and where it comes from.
         make: Called with the named parameters, lr and weight decay, and the options of `build`.
         interval: The option of `make` that says how many steps go by between preconditioner updates, if any.
+        for_model: Called in place of `make` where a model is given: with it, lr and the same options.
     """
 
     summary: str
     make: Callable[..., Optimizer]
     interval: str | None = "interval"
+    for_model: Callable[..., Optimizer] | None = None
 
 
 def build(
     name: str,
-    named_parameters: Iterable[tuple[str, Tensor]],
+    parameters: nn.Module | Iterable[tuple[str, Tensor]],
     lr: float,
     weight_decay: float = 0.0,
     *,
@@ -59,7 +61,8 @@ def build(
 
     Args:
         name: One of `OPTIMIZERS`.
-        named_parameters: What `model.named_parameters()` gives; frozen parameters are left out.
+        parameters: A model, of which ours see what its modules are, or what `model.named_parameters()` gives; frozen
+            parameters are left out.
         lr: Learning rate.
         weight_decay: Decoupled weight decay.
         interval: Steps between two updates of the preconditioner; optimizers without one do not look at it. Ours take a
@@ -73,11 +76,16 @@ def build(
             raise UserError(f"{argument} must be finite and at least 0, got {value}")
     if isinstance(interval, int) and interval < 1:
         raise UserError(f"interval must be at least 1 step, got {interval}")
-    named = [(key, parameter) for key, parameter in named_parameters if parameter.requires_grad]
+    model = parameters if isinstance(parameters, nn.Module) else None
+    pairs = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters
+    named = [(key, parameter) for key, parameter in pairs if parameter.requires_grad]
     if not named:
-        raise UserError("named_parameters has no parameter that requires a gradient")
+        raise UserError("there is no parameter that requires a gradient")
     entry = OPTIMIZERS[name]
-    return entry.make(named, lr, weight_decay, **({entry.interval: interval} if entry.interval else {}), **options)
+    options = {**({entry.interval: interval} if entry.interval else {}), **options}
+    if model is not None and entry.for_model is not None:
+        return entry.for_model(model, lr, weight_decay=weight_decay, **options)
+    return entry.make(named, lr, weight_decay, **options)
 
 
 class Together(Optimizer):
@@ -194,8 +202,10 @@ def _spectral(recipe: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
 
 # To add an optimizer, write its maker above and one entry here.
 OPTIMIZERS: Mapping[str, Entry] = {
-    "spectral": Entry("Spectral, of this package", _spectral(Spectral)),
-    "spectral_fast": Entry("Spectral.fast, of this package", _spectral(Spectral.fast)),
+    "spectral": Entry("Spectral, of this package", _spectral(Spectral), for_model=Spectral.for_model),
+    "spectral_fast": Entry(
+        "Spectral.fast, of this package", _spectral(Spectral.fast), for_model=Spectral.fast.for_model
+    ),
     "spectral_paper": Entry("Spectral.paper, the paper's recipe, of this package", _spectral(Spectral.paper)),
     "adamw": Entry("AdamW, of torch", _adamw, interval=None),
     "muon": Entry("Muon for hidden matrices, AdamW for the rest, of torch", _muon, interval=None),

@@ -10,10 +10,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from .layout import MANY_ROWS
 from .spectral import Spectral
 
 FUSED = re.compile(r"(^|[._])(qkv|in_proj|c_attn|qkv_proj|wqkv)([._]|$)", re.IGNORECASE)
 """Names of modules whose weights are queries, keys and values in one matrix, one below the other."""
+POSITIONS = re.compile(r"^(?!.*(rel|bias)).*(^|_)(pos|positions?|positional|posemb|wpe)(_|$)", re.IGNORECASE)
+"""Names of tables with a row for each place of a sequence or picture, but not for distances between places."""
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+FARTHER = 4
+"""Tables of positions or of few words step so many times as far as matrices. Their rows enter a network as they are,
+where those of matrices are multiplied with as many numbers as it is wide: equal steps would change far less."""
 
 
 def for_model(
@@ -28,9 +35,10 @@ def for_model(
 ) -> Spectral:
     """Set up the optimizer for a model, with groups by the kind of its modules; ``summary()`` tells what was chosen.
 
-    Embeddings of many rows step as in AdamW with a long memory, fused projections (``nn.MultiheadAttention``, ``qkv``,
-    ``c_attn``, ...) as a matrix each for queries, keys and values (``model.config`` may tell how many heads each has),
-    stacks named ``experts`` as a matrix each, convolutions never so; vectors do not decay, frozen weights are left out.
+    Embeddings of many rows step as in AdamW; positions and embeddings of less than 1024 rows, unless they are tied to a
+    layer, have four times the learning rate. Fused projections (``nn.MultiheadAttention``, ``qkv``, ``c_attn``, ...)
+    are a matrix each for queries, keys and values (``model.config`` may tell how many heads each has), stacks named
+    ``experts`` a matrix each, convolutions never so; vectors do not decay, frozen weights are left out.
 
     Args:
         cls: ``Spectral`` or a recipe.
@@ -44,11 +52,14 @@ def for_model(
     """
     groups: dict[str, dict[str, Any]] = {}
     seen: dict[Tensor, str] = {}
+    multiplied = {layer.weight for layer in model.modules() if isinstance(layer, (nn.Linear, _ConvNd))}
     for place, module in model.named_modules():
         for own, param in module.named_parameters(recurse=False):
             if param.requires_grad and param not in seen:
                 name = seen[param] = f"{place}.{own}".lstrip(".")
                 kind, special = _kind(name, module, param, getattr(model, "config", None))
+                if param not in multiplied and _is_table(name, module, param):
+                    kind, special = f"tables, {kind}", {**special, "lr": FARTHER * lr}
                 for pattern, more in (patterns or {}).items():
                     if fnmatchcase(name, pattern):
                         kind, special = f"{kind}, {pattern}", {**special, **more}
@@ -64,7 +75,7 @@ def for_model(
 
 def _kind(name: str, module: nn.Module, param: Tensor, config: Any) -> tuple[str, dict[str, Any]]:
     """Return what a parameter is, and the options of its group."""
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and param.shape[0] > 2 * param.shape[1]:
+    if isinstance(module, EMBEDDINGS) and param.shape[0] > 2 * param.shape[1]:
         return "embeddings", {"structure": "diagonal"}
     if param.ndim < 2 or isinstance(module, nn.LayerNorm):
         return "vectors", {"weight_decay": 0.0}
@@ -83,6 +94,13 @@ def _kind(name: str, module: nn.Module, param: Tensor, config: Any) -> tuple[str
             sizes = (each * heads, each * shared, each * shared)
             return f"fused {'+'.join(map(str, sizes))} {axis}", {"split_sizes": sizes, "split_dim": axis}
     return "matrices", {}
+
+
+def _is_table(name: str, module: nn.Module, param: Tensor) -> bool:
+    """Tell whether rows of a parameter enter the network as they are: positions, or a word for each."""
+    last = name.removesuffix(".weight").rpartition(".")[2]  # the own name of an embedding's weights says nothing
+    few = isinstance(module, EMBEDDINGS) and len(param) < MANY_ROWS
+    return param.ndim > 1 and (few or bool(POSITIONS.search(last)))
 
 
 Spectral.for_model = classmethod(for_model)  # type: ignore[arg-type, assignment]

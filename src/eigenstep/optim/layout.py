@@ -83,8 +83,8 @@ def plan(
 
 
 def _recognized(shape: tuple[int, ...]) -> int:
-    """Tell how many of the first axes count matrices: one for stacked experts, none for convolutions and all else."""
-    if len(shape) != 3 or shape[0] == 1:
+    """Tell how many of the first axes count matrices: one for stacks, also of one, none for convolutions and others."""
+    if len(shape) != 3:
         return 0
     least = min(shape[1:])
     return int(least > LONGEST_KERNEL or least >= max(SMALLEST_EXPERT, FEW * shape[0]))

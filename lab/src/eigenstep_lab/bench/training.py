@@ -136,7 +136,7 @@ def _run(item: Run, directory: Path) -> None:
     torch.set_num_threads(1)
     record = train(
         _task(item.task),
-        lambda model: build(item.optimizer, model.named_parameters(), item.lr, WEIGHT_DECAY, interval=item.interval),
+        lambda model: build(item.optimizer, model, item.lr, WEIGHT_DECAY, interval=item.interval),
         steps=item.steps,
         seed=item.seed,
     )

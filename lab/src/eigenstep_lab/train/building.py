@@ -47,7 +47,7 @@ def build_optimizer(settings: Settings, model: nn.Module) -> Optimizer:
     options = {name: _translate(name, value) for name, value in settings.option.items()}
     lr, decay, interval = settings.lr, settings.weight_decay, settings.interval
     try:
-        return build(settings.optimizer, model.named_parameters(), lr, decay, interval=interval, **options)
+        return build(settings.optimizer, model, lr, decay, interval=interval, **options)
     except UserError:
         raise
     except (TypeError, ValueError) as error:

@@ -34,7 +34,7 @@ class Peer:
 
     Attributes:
         summary: What it is and where it comes from.
-        make: Called with named parameters, learning rate, weight decay and options.
+        make: Called with named parameters (ours with the model), learning rate, weight decay and options.
         lrs: The learning rates with which a search begins, around its usual best.
         momenta: Options that a search chooses from, the usual one first.
     """
@@ -108,8 +108,8 @@ def _of_muons_kind(kind: str, matrices: list[Tensor], *, lr: float, weight_decay
     return optimizer
 
 
-def _registered(name: str, named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
-    return build(name, named, lr, weight_decay, **options)
+def _registered(name: str, model: nn.Module, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+    return build(name, model, lr, weight_decay, **options)
 
 
 def _package(
@@ -210,4 +210,4 @@ def make_optimizer(
     if name not in PEERS:
         raise UserError(f"no optimizer {name!r}: expected one of {', '.join(PEERS)}")
     named = [(key, parameter) for key, parameter in model.named_parameters() if parameter.requires_grad]
-    return PEERS[name].make(named, lr, weight_decay, **options)
+    return PEERS[name].make(model if name in OURS else named, lr, weight_decay, **options)
