@@ -61,8 +61,7 @@ def hugging_face(name: str = "spectral", **options: Any) -> tuple[type[SpectralF
 
     Args:
         name: a key of ``RECIPES``.
-        **options: arguments of ``Spectral``, such as ``lr`` and ``weight_decay``; those of ``TrainingArguments`` do not
-            count where an optimizer is given.
+        **options: arguments of ``Spectral``, such as ``lr``; those of ``TrainingArguments`` do not count then.
     """
     recipe(name)
     return SpectralFactory, {"name": name, **options}

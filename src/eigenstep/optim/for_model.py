@@ -19,8 +19,7 @@ POSITIONS = re.compile(r"^(?!.*(rel|bias)).*(^|_)(pos|positions?|positional|pose
 """Names of tables with a row for each place of a sequence or picture, but not for distances between places."""
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 FARTHER = 4
-"""Tables of positions or of few words step so many times as far as matrices. Their rows enter a network as they are,
-where those of matrices are multiplied with as many numbers as it is wide: equal steps would change far less."""
+"""So many times as far step tables of positions and few words: rows enter a network as they are, not multiplied."""
 
 
 def for_model(
@@ -35,10 +34,9 @@ def for_model(
 ) -> Spectral:
     """Set up the optimizer for a model, with groups by the kind of its modules; ``summary()`` tells what was chosen.
 
-    Embeddings of many rows step as in AdamW; positions and embeddings of less than 1024 rows, unless they are tied to a
-    layer, have four times the learning rate. Fused projections (``nn.MultiheadAttention``, ``qkv``, ``c_attn``, ...)
-    are a matrix each for queries, keys and values (``model.config`` may tell how many heads each has), stacks named
-    ``experts`` a matrix each, convolutions never so; vectors do not decay, frozen weights are left out.
+    Embeddings of many rows step as in AdamW; positions, and embeddings of less than 1024 rows if tied to no layer,
+    have four times the learning rate. Fused projections (``nn.MultiheadAttention``, ``qkv``, ...) are a matrix each for
+    queries, keys and values (``model.config`` may tell the heads), and stacks named ``experts``; vectors do not decay.
 
     Args:
         cls: ``Spectral`` or a recipe.
@@ -46,8 +44,7 @@ def for_model(
         lr: learning rate.
         betas: as in the constructor.
         weight_decay: as in the constructor.
-        patterns: options of parameters by patterns of their names, such as ``{"head.*": {"lr": 1e-2}, "*.gates":
-            {"num_heads": 4}}``; where several fit, all count, the last most.
+        patterns: options by patterns of names, ``{"head.*": {"lr": 1e-2}, ...}``; of several all count, the last most.
         **options: any other argument of the constructor.
     """
     groups: dict[str, dict[str, Any]] = {}
@@ -58,7 +55,9 @@ def for_model(
             if param.requires_grad and param not in seen:
                 name = seen[param] = f"{place}.{own}".lstrip(".")
                 kind, special = _kind(name, module, param, getattr(model, "config", None))
-                if param not in multiplied and _is_table(name, module, param):
+                few = isinstance(module, EMBEDDINGS) and len(param) < MANY_ROWS
+                placed = param.ndim > 1 and POSITIONS.search(name.removesuffix(".weight").rpartition(".")[2])
+                if param not in multiplied and (few or placed):
                     kind, special = f"tables, {kind}", {**special, "lr": FARTHER * lr}
                 for pattern, more in (patterns or {}).items():
                     if fnmatchcase(name, pattern):
@@ -94,13 +93,6 @@ def _kind(name: str, module: nn.Module, param: Tensor, config: Any) -> tuple[str
             sizes = (each * heads, each * shared, each * shared)
             return f"fused {'+'.join(map(str, sizes))} {axis}", {"split_sizes": sizes, "split_dim": axis}
     return "matrices", {}
-
-
-def _is_table(name: str, module: nn.Module, param: Tensor) -> bool:
-    """Tell whether rows of a parameter enter the network as they are: positions, or a word for each."""
-    last = name.removesuffix(".weight").rpartition(".")[2]  # the own name of an embedding's weights says nothing
-    few = isinstance(module, EMBEDDINGS) and len(param) < MANY_ROWS
-    return param.ndim > 1 and (few or bool(POSITIONS.search(last)))
 
 
 Spectral.for_model = classmethod(for_model)  # type: ignore[arg-type, assignment]

@@ -1,7 +1,4 @@
-"""What an optimizer can tell about itself: structure, cost, memory and spectra of each parameter.
-
-For loggers there are plain numbers: sizes of gradients, updates and weights, condition, speed.
-"""
+"""What an optimizer can tell about itself: structure, cost, memory and spectra of parameters; numbers for loggers."""
 
 from __future__ import annotations
 

@@ -57,8 +57,7 @@ def step(
 
     Args:
         gradient: ``G``, shape ``(b, k, n0, ..., nl)``.
-        curvature: vectors whose outer products are summed up to the curvature, shape ``(b, k, n0, ..., nl, K)``; by
-            default the gradient is the only one.
+        curvature: vectors whose outer products sum up to it, shape ``(b, k, n0, ..., nl, K)``; by default the gradient.
         state: the stack's state, changed in place.
         rule: what to do.
         rates: decay rates and damping.

@@ -128,8 +128,7 @@ class Spectral(Optimizer):
                 nothing: this is AdamW, as it is for vectors.
             batch_dims: how many of the first axes count matrices of their own; ``None`` for what "auto" recognizes.
             split_sizes: rows of each matrix that was fused, such as queries, keys and values: each steps on its own.
-            num_heads: step each of so many heads as a matrix of its own: equal parts of the rows, or of each of
-                ``split_sizes`` (or a number for each).
+            num_heads: step so many heads as a matrix each: equal parts of the rows, or of (each of) ``split_sizes``.
             split_dim: 1 if columns were fused, as in weights that multiply from the right; 0 for rows.
             max_dim: longest side that gets one basis; longer ones are cut into blocks. Less to save time; or ``None``.
             max_ratio: a side more than this many times longer than the other is cut as well. 1 to save time, ``None``

@@ -12,8 +12,7 @@ curvature than expected, all of it is reduced first (Oren and Luenberger, 1974),
 
 A move lowers a smooth function by about half of what the slope at its start promises: a parabola does so at its
 bottom, where the search along a line ends. Where one of the first moves gains much less, the slope has told of a
-ripple, not of the way down, and the descent gives up, mostly after one slope. It does so later where most moves gain
-next to nothing, or where the function falls nowhere.
+ripple, and the descent gives up, mostly after one slope; later where most moves gain nothing or it falls nowhere.
 """
 
 from __future__ import annotations

@@ -146,8 +146,7 @@ def _result(search: Search, evaluate: Evaluator) -> SearchResult:
 class Evaluator:
     """Calls the user's function with copies of points, and keeps what went wrong.
 
-    In ``first_error`` is the first exception of an evaluation, and in ``values`` what the first points of a population
-    gave, if its evaluation was interrupted.
+    ``first_error`` is the first exception, ``values`` what the first points gave of a population that was interrupted.
     """
 
     def __init__(self, fun: Callable[[Point], object], batched: bool, executor: Any, timeout: float | None) -> None:

@@ -130,8 +130,7 @@ class Start:
 
 
 Schedule = Callable[[Start, int, np.random.Generator], "Start | None"]
-"""``schedule(ended, evals, rng)``: how the run that is over began, and the evaluations it used; returns how the next
-one begins, or ``None`` to stop."""
+"""``schedule(ended, evals, rng)``: how a run began and what it used; returns how the next begins, ``None`` to stop."""
 
 
 @dataclass

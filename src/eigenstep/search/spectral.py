@@ -1,8 +1,7 @@
 """The search distribution in spectral form, ``N(m, sigma^2 B Diag(exp v) B^T)``, and how it learns from ranked samples.
 
 The update is CMA-ES's: paths of the mean, a rank-one and a rank-many update with negative weights, and a step size that
-follows the length of a whitened path. But no covariance is kept and none is decomposed. In the eigenbasis the average
-of old and new covariance is::
+follows the length of a whitened path. But no covariance is decomposed: in the eigenbasis that of old and new is::
 
     A = (1 - c_1 - c_mu sum_k w_k) Diag(exp v) + c_1 p p^T + c_mu sum_k w_k y_k y_k^T
 
@@ -10,8 +9,7 @@ The basis turns by ``B <- B Cayley(N)``, where ``N_ij`` is, for small angles, ha
 ``A`` in the plane of axes ``i`` and ``j``, and the eigenvalues become the Rayleigh quotients of ``A`` along the new
 axes. This is the step of ``eigenstep.core.step`` with pairwise rotations, in parts of ``eigenstep.core.numpy_twin``.
 
-Without a basis, the covariance is diagonal: memory and time are linear in the dimension. All arrays may carry leading
-batch dimensions, one independent search each.
+Without a basis, memory and time are linear in the dimension. Leading dimensions of all arrays are searches in parallel.
 """
 
 from __future__ import annotations

@@ -39,8 +39,7 @@ MISSING = (
 )
 Groups = Sequence[dict[str, Any]]
 Directions = Callable[[list[Tensor], list[Tensor], int], list[Tensor]]
-"""Computes steps, given parameters of which this rank steps a part, the gradients of these parts, and a number that
-tells rounds apart."""
+"""Computes steps, given parameters of which this rank steps a part, the parts' gradients, and the number of a round."""
 
 
 class Sharding:
