@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from eigenstep.optim import Spectral
+
 from ...console import UserError, require_peer
 from ...muon import Muon
 from ...registry import NOT_HIDDEN, Named, Together, build
@@ -34,7 +36,7 @@ class Peer:
 
     Attributes:
         summary: What it is and where it comes from.
-        make: Called with named parameters (ours with the model), learning rate, weight decay and options.
+        make: Called with named parameters (or the model, `WHOLE`), learning rate, weight decay and options.
         lrs: The learning rates with which a search begins, around its usual best.
         momenta: Options that a search chooses from, the usual one first.
     """
@@ -125,6 +127,17 @@ def _package(
     return optimizer
 
 
+def _with_tables(model: nn.Module, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+    """SOAP, with the learning rates that `Spectral.for_model` gives to positions and small embeddings."""
+    groups = Spectral.for_model(model, lr).param_groups
+    rates = {parameter: group["lr"] for group in groups for parameter in group["params"]}
+    heavyball = require_peer("heavyball")
+    heavyball.utils.compile_mode = None
+    parts = [{"params": [p for p in rates if rates[p] == rate], "lr": rate} for rate in sorted(set(rates.values()))]
+    optimizer: Optimizer = heavyball.SOAP(parts, weight_decay=weight_decay, precondition_frequency=2, **options)
+    return optimizer
+
+
 def _of(package: str, kind: str, **defaults: Any) -> Callable[..., Optimizer]:
     return partial(_package, package, kind, defaults)
 
@@ -161,6 +174,7 @@ PEERS: Mapping[str, Peer] = {
     "soap_orthogonal": Peer(
         "SOAP followed by orthogonalization, ours, every 2 steps", partial(_on_matrices, OrthogonalSOAP), HIGHER
     ),
+    "soap_tables": Peer("SOAP every 2 steps, with Spectral's rates of positions and small embeddings", _with_tables),
     "soap_1": _every(1, "SOAP", "SOAP"),
     "soap_10": _every(10, "SOAP", "SOAP"),
     "klsoap_1": _every(1, "KL-SOAP", "KLSOAP"),
@@ -198,6 +212,8 @@ PEERS: Mapping[str, Peer] = {
     ),
 }
 OURS = ("spectral", "spectral_fast")
+WHOLE = (*OURS, "soap_tables")
+"""Those that are made for a model, the others for its parameters."""
 EVERYWHERE = ("adamw", "soap", "muon", "spectral", "normuon", "klsoap")
 """These run on every task, in this order; the others on four, `SAMPLE`, unless they are named."""
 SAMPLE = ("vit", "gpt_characters", "recommender", "autoencoder")
@@ -210,4 +226,4 @@ def make_optimizer(
     if name not in PEERS:
         raise UserError(f"no optimizer {name!r}: expected one of {', '.join(PEERS)}")
     named = [(key, parameter) for key, parameter in model.named_parameters() if parameter.requires_grad]
-    return PEERS[name].make(model if name in OURS else named, lr, weight_decay, **options)
+    return PEERS[name].make(model if name in WHOLE else named, lr, weight_decay, **options)
