@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     results = {name: measure(MODELS[name], args) for name in args.models}
     widths = {name: int(name.split("-")[1]) for name in results if name.startswith("vit")}
     curves = {key: ([widths[m] for m in widths], [results[m][key]["ms"] for m in widths]) for key in args.optimizers}
-    save_lines(args.plot, curves, title="Cost of an optimizer step", x="width", y="CPU ms per step", log=True)
+    if widths:
+        save_lines(args.plot, curves, title="Cost of an optimizer step", x="width", y="CPU ms per step", log=True)
     found = list(verdicts(results))
     tables = [cost_table(name, costs) for name, costs in results.items()]
     tables += [verdict_table("Against other optimizers", found)] if found else []
