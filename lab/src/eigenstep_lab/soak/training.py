@@ -38,6 +38,12 @@ class Training:
         groups += [{"params": usual}] if usual else []
         self.optimizer = Spectral(groups, plan.lr, plan.betas, **plan.options)
 
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of each parameter: tables of a model have larger ones."""
+        rates = {weight: group["lr"] for group in self.optimizer.param_groups for weight in group["params"]}
+        return [rates[weight] for weight in self.weights]
+
     def _copy(self, weights: list[Tensor]) -> None:
         with torch.no_grad():
             for ours, theirs in zip(self.weights, weights, strict=True):
@@ -115,7 +121,7 @@ def train(chance: np.random.Generator) -> dict[str, int]:
     counts = dict.fromkeys(
         ("steps", "kills", "steps left out", "steps without old bases", "moves compared with AdamW"), 0
     )
-    adam = _Adam(plan) if plan.bounded else None
+    adam = _Adam(plan, undisturbed.rates) if plan.bounded else None
     for number in range(len(plan.missing)):
         if number == plan.light:
             light = Training.restored(plan, undisturbed.saved(bases=False))
@@ -164,10 +170,10 @@ def rms(tensor: Tensor) -> float:
 def _check_step(adam: _Adam, before: list[Tensor], training: Training, number: int) -> None:
     plan = training.plan
     for index, (old, new) in enumerate(zip(before, training.weights, strict=True)):
-        step = rms(new.detach().double() - old.double()) / plan.lr
-        rounding = 2 * torch.finfo(plan.dtype).eps * rms(old) / plan.lr
+        step = rms(new.detach().double() - old.double()) / adam.rates[index]
+        rounding = 2 * torch.finfo(plan.dtype).eps * rms(old) / adam.rates[index]
         as_adam = old.ndim < 2 or plan.rare[index]  # then Spectral is AdamW
-        usual = max(1.0, adam.largest[index] / plan.lr) if as_adam else 1.0
+        usual = max(1.0, adam.largest[index] / adam.rates[index]) if as_adam else 1.0
         check(
             step <= LARGEST_STEP * usual + rounding,
             f"step {number} moves weights {index} of shape {tuple(old.shape)} by {step:.3g} learning rates",
@@ -175,15 +181,16 @@ def _check_step(adam: _Adam, before: list[Tensor], training: Training, number: i
 
 
 class _Adam:
-    """AdamW on the same gradients, in double precision, where no square is too small or too large.
+    """AdamW on the same gradients at the same rates, in double precision, where no square is too small or too large.
 
     Where Spectral is AdamW in single precision, gradients count up to what can be squared there, for both.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, rates: list[float]) -> None:
+        self.plan, self.rates = plan, rates
         self.weights = [torch.nn.Parameter(start.double()) for start in plan.start]
-        self.optimizer = torch.optim.AdamW(self.weights, plan.lr, plan.betas, eps=1e-300, weight_decay=0.0)
+        groups = [{"params": [weight], "lr": rate} for weight, rate in zip(self.weights, rates, strict=True)]
+        self.optimizer = torch.optim.AdamW(groups, betas=plan.betas, eps=1e-300, weight_decay=0.0)
         self.farthest = [0.0 for _ in self.weights]
         self.theirs = [0.0 for _ in self.weights]
         self.largest = [0.0 for _ in self.weights]
@@ -213,6 +220,6 @@ class _Adam:
             check(
                 ours <= max(LARGEST_MOVE * adams, self.way[index]) + rounding,
                 f"weights {index} of shape {tuple(self.plan.start[index].shape)} move by "
-                f"{ours / self.plan.lr:.3g} learning rates where AdamW moves by {adams / self.plan.lr:.3g}",
+                f"{ours / self.rates[index]:.3g} learning rates where AdamW moves by {adams / self.rates[index]:.3g}",
             )
         return len(self.weights)
