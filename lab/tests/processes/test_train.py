@@ -100,7 +100,8 @@ def test_stopped_processes_go_on(undisturbed: Path) -> None:
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize(("way", "place", "at"), [("ddp", "step", 5), ("fsdp2", "save", 2)])
+# In each step three groups exchange steps: tables, matrices and vectors. The fourteenth time is in the fifth step.
+@pytest.mark.parametrize(("way", "place", "at"), [("ddp", "step", 14), ("fsdp2", "save", 2)])
 def test_a_killed_process_changes_nothing(undisturbed: Path, tmp_path: Path, way: str, place: str, at: int) -> None:
     """Torchrun starts all processes anew, and they go on from step 3."""
     options = {**RUN, "data": undisturbed / "poem.txt", "parallel": way, "directory": tmp_path / "run"}
