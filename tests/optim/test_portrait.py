@@ -174,3 +174,19 @@ def trained(task: str, cut: bool) -> float:
         loss(64).backward()
         optimizer.step()
     return loss(4096).item()
+
+
+def test_second_moments_of_double_precision_fit_two_bytes() -> None:
+    """What float64 holds beyond the range of bfloat16 used to be saved as infinite, and could not be loaded."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.zeros(6, 4))
+    optimizer = Spectral([weight], lr=1e-3, state_dtype=torch.float64)
+    weight.grad = torch.randn(6, 4)
+    optimizer.step()
+    optimizer.state[weight]["second_moment"][0, 0, 0, 0] = 1e60
+    saved = optimizer.state_dict(bases=False)
+    other = Spectral([torch.nn.Parameter(torch.zeros(6, 4))], lr=1e-3, state_dtype=torch.float64)
+    other.load_state_dict(saved)
+    (state,) = other.state.values()
+    assert state["second_moment"].isfinite().all()
+    assert state["second_moment"].max() > 1e38

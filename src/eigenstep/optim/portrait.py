@@ -45,7 +45,7 @@ def without_bases(state: State) -> State:
         sizes = torch.linspace(LARGEST, 1.0, rank, dtype=sides[0].dtype, device=sides[0].device)
         found[PORTRAIT + end] = (sides[0] * sizes @ sides[1].mT).bfloat16()
         if MOMENT in own and found[MOMENT + end].is_floating_point():
-            found[MOMENT + end] = found[MOMENT + end].bfloat16()
+            found[MOMENT + end] = found[MOMENT + end].clamp_max(torch.finfo(torch.bfloat16).max).bfloat16()
         for name in (name for name in kept if name.startswith(BASES)):
             del found[name + end]
     return found
