@@ -78,6 +78,61 @@ class TestCodes:
         assert (x.mean() / exact.mean()).item() == pytest.approx(1.0, abs=0.01)
 
 
+class TestTwoBytes:
+    """How second moments of matrices are kept by default."""
+
+    @pytest.mark.parametrize("options", [{}, {"state_dtype": torch.bfloat16}], ids=str)
+    def test_averages_of_any_speed_are_those_of_float32(self, options: dict[str, Any]) -> None:
+        """Rounded to the nearest number, an average that changes by a thousandth would stand still."""
+        kinds = (options, {"state_dtype": torch.float32})
+        two, four = ([nn.Parameter(torch.zeros(32, 32))] for _ in kinds)
+        (two_bytes, four_bytes) = (
+            Spectral(p, betas=(0.0, 0.999), basis_lr=0.001, **o) for p, o in zip((two, four), kinds, strict=True)
+        )
+        go(two, two_bytes, 0, 20)
+        go(four, four_bytes, 0, 20)
+        for step in range(20, 1020):  # gradients fade, and averages with them
+            for param, optimizer in ((two, two_bytes), (four, four_bytes)):
+                generator = torch.Generator().manual_seed(step)
+                param[0].grad = 0.1 * torch.randn(32, 32, generator=generator)
+                optimizer.step()
+        found, expected = two_bytes.state[two[0]], four_bytes.state[four[0]]
+        assert (found["second_moment"].dtype, expected["second_moment"].dtype) == (torch.bfloat16, torch.float32)
+        levels = [s["second_moment"].double().mean() * s["scale"].double().square() for s in (found, expected)]
+        assert (levels[0] / levels[1]).item() == pytest.approx(1.0, abs=0.02)
+
+    def test_rounding_is_right_on_average_and_never_beyond_the_format(self) -> None:
+        x = torch.logspace(-30, 38, 64 * 64, dtype=torch.float64).float().view(1, 1, 64, 64)
+        x[..., 0, 0], x[..., -1, -1] = 0.0, torch.finfo(torch.float32).max
+        kept = storage.rounded({"second_moment": torch.zeros_like(x)})
+        assert kept["second_moment"].dtype == torch.bfloat16
+        total = torch.zeros_like(x, dtype=torch.float64)
+        for step in range(256):
+            storage.close(kept, {"second_moment": x}, torch.tensor([float(step)]))
+            found = storage.opened(kept, x.device)["second_moment"]
+            assert found.isfinite().all()
+            assert ((found - x).abs() <= x / 128).all()
+            total += found
+        inside = x < torch.finfo(torch.bfloat16).max
+        assert torch.allclose((total / 256)[inside], x[inside].double(), rtol=1e-4, atol=0.0)
+
+    def test_steps_are_those_of_float32(self) -> None:
+        """But for roundings."""
+        two, four = parameters(), parameters()
+        moved = [
+            torch.cat([(w - start).flatten() for w, start in zip(go(params, made, 0, 40), parameters(), strict=True)])
+            for params, made in ((two, Spectral(two)), (four, Spectral(four, state_dtype=torch.float32)))
+        ]
+        assert torch.linalg.vector_norm(moved[0] - moved[1]) <= 0.01 * torch.linalg.vector_norm(moved[1])
+
+    @pytest.mark.parametrize("width", [256, 384, 768])
+    def test_state_takes_16_bytes_a_weight(self, width: int) -> None:
+        block = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width), (width,)]
+        count = sum(torch.Size(size).numel() for size in block)
+        reports = Spectral([nn.Parameter(torch.empty(size, device="meta")) for size in block]).summary()
+        assert sum(report.state_bytes for report in reports) <= 16 * count
+
+
 @pytest.mark.parametrize("name", named_streams((2, 2), 0))
 def test_steps_are_bounded(name: str) -> None:
     ours, adamw = compare(named_streams((36, 32), seed=0)[name], **EIGHT)

@@ -118,9 +118,10 @@ def in_order(x: Array, options: dict[str, Any]) -> Array:
 
 
 def turns_at(interval: Any, start: float, count: int) -> bool:
-    """Tell whether bases turn after ``count`` steps: each ``interval``, and always at first if there is a start."""
+    """Tell whether bases turn after ``count`` steps: each ``interval``, reached slowly if there is a start."""
     if isinstance(interval, int):
-        return count % interval == 0 or (start > 0 and count < EARLY_STEPS)
+        hundreds = count // EARLY_STEPS
+        return count % (min(interval, hundreds + 1) if start > 0 else interval) == 0
     current = [every for first, every in interval if first <= count][-1]
     return count % current == 0
 

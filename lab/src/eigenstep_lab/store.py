@@ -20,9 +20,9 @@ import eigenstep
 SOURCES = (
     *(f"core/{name}.py" for name in ("generators", "maps", "numerics", "step")),
     *(f"optim/{name}.py" for name in ("diagonal", "for_model", "kernel", "layout", "options")),
-    *(f"optim/{name}.py" for name in ("recipes", "spectral", "stacks", "state")),
+    *(f"optim/{name}.py" for name in ("recipes", "spectral", "stacks", "state", "storage")),
 )
-"""What a step of our optimizers runs through, in one process, with plain gradients and state in full precision."""
+"""What a step of our optimizers runs through, in one process, with plain gradients."""
 
 
 @lru_cache

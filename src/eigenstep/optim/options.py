@@ -16,7 +16,7 @@ from ..core.checks import check_number
 from .layout import STRUCTURES, plan
 from .stacks import Plan, suffix
 from .state import Rates, Rule, State, new_state
-from .storage import home, packed
+from .storage import home, packed, rounded
 
 Group = Mapping[str, Any]
 Work = Sequence[tuple[dict[str, Any], list[Tensor]]]  # Parameter groups, each with those that have gradients
@@ -191,20 +191,20 @@ def _check_rotations(group: Mapping[str, Any]) -> None:
 
 
 EARLY = 100
-"""A fixed interval holds after so many steps; before, bases are far from the eigenvectors and turn at every step."""
+"""Eigenvectors change ever more slowly, so gaps between turns begin at one step and grow by one in so many steps."""
 
 
 def turns_at(group: Mapping[str, Any], count: int) -> bool:
     """Tell whether the bases of a parameter group turn at a step. Schedules are followed to the letter.
 
     Args:
-        group: the options; with ``start=0`` there is no early time.
+        group: the options; with ``start=0`` a fixed interval holds from the first step on.
         count: the number of steps before this one.
     """
-    interval = group["interval"]
-    if isinstance(interval, int):
-        return count % interval == 0 or (group["start"] > 0 and count < EARLY)
-    return count % interval_at(interval, count) == 0
+    gap = interval_at(group["interval"], count)
+    if isinstance(group["interval"], int) and group["start"] > 0:
+        gap = min(gap, 1 + count // EARLY)
+    return count % gap == 0
 
 
 def interval_at(interval: Any, count: int) -> int:
@@ -328,7 +328,8 @@ def initial_state(group: Group, param: Tensor, plan: Plan, device: torch.device 
             basis_dtype=group["basis_dtype"] or (torch.bfloat16 if eight else dtype),
             device=torch.device(device or param.device),
         )
-        for name, tensor in (packed(own) if eight else own).items():
+        own = packed(own) if eight else rounded(own) if group["state_dtype"] is None and "scale" in own else own
+        for name, tensor in own.items():
             place = home(name, tensor.device, group["offload"] and device is None)
             found[name + suffix(plan, index)] = tensor.to(place)
     return found

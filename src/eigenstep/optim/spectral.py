@@ -111,8 +111,9 @@ class Spectral(Optimizer):
             eps: AdamW's, where there is no basis; bases have ``damping``. Raise it where small gradients are noise.
             cautious_weight_decay: shrink only weights that the step moves toward zero. ``True`` if decay costs loss.
             root: the paper's ``p``: steps go along ``S^(-1/p)``. 1 for natural gradient, with given curvature.
-            interval: turn the bases every so many steps, but at every step of the first 100; or a schedule such as
-                ``[(0, 1), (1000, 4)]``. 1 where the optimizer's time hardly counts, more where it counts most.
+            interval: turn the bases every so many steps, but at each of the first 100, every second of the next 100,
+                and so on; or a schedule such as ``[(0, 1), (1000, 4)]``. 1 where the optimizer's time hardly counts,
+                more where it counts most.
             eigenvalues: "corrected" keeps a second moment for each entry in the eigenbasis. "kronecker" uses products
                 of the two sides' eigenvalues, as the paper does, where memory is short.
             nesterov: weight of the newest gradient beside the momentum's; ``True`` for Nesterov's own ``1 - betas[0]``,
@@ -156,8 +157,9 @@ class Spectral(Optimizer):
                 it, and at every turn of others, or if rotations are "normalized".
             residual: remember what rotations have not yet diagonalized: better curvature, twice the bases' memory.
             basis_dtype: number format of the bases; by default that of the state. bfloat16 to save memory.
-            state_dtype: number format of momentum and second moments; by default float32, or float64 for such weights.
-                bfloat16 to save still more; int8 for a byte each, and bfloat16 bases (what is tiny stays float32).
+            state_dtype: number format of momentum and second moments; by default float32 (second moments of matrices
+                are kept in two bytes, rounded up and down in turn), or float64 for such weights. bfloat16 to save
+                still more; int8 for a byte each, and bfloat16 bases. What is tiny stays float32.
             offload: keep all large state on the host, and fetch it stack by stack. ``True`` if the device has no room.
             stochastic_rounding: round bfloat16 weights up or down at random. ``True`` when training such.
             maximize: go up instead of down. ``True`` for rewards.
@@ -328,7 +330,7 @@ class Spectral(Optimizer):
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
             vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
         rule = options.rule_of(group, stack.turned() if turn else 0)
-        away = stack.packed or group["offload"]
+        away = stack.away or group["offload"]
         state = storage.opened(stack.state, gradient.device) if away else stack.state
         stacked = self._kernel(gradient, vectors, state, rule, rates, turn, given)
         if away:

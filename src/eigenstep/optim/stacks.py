@@ -158,7 +158,7 @@ class Stack:
         parts = [own_state(states[member.param], member.suffix) for member in members]
         device = members[0].param.device
         self.state: State = {name: storage.joined([part[name] for part in parts], device) for name in parts[0]}
-        self.packed = storage.is_packed(self.state)
+        self.away = storage.is_away(self.state)
         views = {name: torch.split(tensor, self.units) for name, tensor in self.state.items()}
         for at, member in enumerate(members):
             states[member.param].update({name + member.suffix: view[at] for name, view in views.items()})
@@ -245,11 +245,11 @@ class Stacks:
                 self._counts.update({(param, part): 0 for part in range(len(plan.layouts))})
             for index, layout in enumerate(plan.layouts):
                 end = suffix(plan, index)
-                adam, packed = "scale" + end not in states[param], storage.is_packed(states[param], end)
+                adam, formats = "scale" + end not in states[param], storage.formats(states[param], end)
                 if (param, index) not in self._counts:  # after loading, the device must be asked
                     self._counts[param, index] = int(states[param][("step" if adam else "turns") + end][0])
                 kind = adam or (layout.key, self._counts[param, index] % 2)  # every second turn mends bases
-                key: tuple[object, ...] = (kind, packed, param.dtype, param.device)
+                key: tuple[object, ...] = (kind, formats, param.dtype, param.device)
                 buckets.setdefault(key if together else (*key, id(param)), []).append(Member(param, plan, index))
         wanted = {_ids(some): some for members in buckets.values() for some in _portions(members)}
         kept = {_ids(stack.members): stack for stack in self._found}

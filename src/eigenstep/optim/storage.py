@@ -1,9 +1,12 @@
-"""State that is kept otherwise than it is computed with: in 8 bits, or in the memory of the host.
+"""State that is kept otherwise than it is computed with: in 8 or 16 bits, or in the memory of the host.
+
+Second moments of matrices take 16 bits, the upper half of a float32: dividing by their roots needs no more.
 
 In 8 bits, the largest entry of every 256 is their unit, and each entry is the upper part of a float32 in this unit: the
 sign and 16 powers of two for momentum, 32 powers of two for second moments, which never become zero, and three more
-bits. The last bit is one of 6 to 12 percent, and averages change by less in a step: so entries are rounded up or down
-in turn, with a phase that follows the golden ratio from step to step, and their mean over time is right.
+bits. The last bit is one of 6 to 12 percent (in 16 bits, of 0.4 to 0.8), and averages change by less in a step: so
+entries are rounded up or down in turn, with a phase that follows the golden ratio from step to step, and their mean
+over time is right.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from .state import State
 BLOCK = 256
 """So many entries share a unit."""
 LEAST = 1024
-"""What has fewer entries is not packed: it would gain nothing."""
+"""What has fewer entries is kept as it is computed with: packing would gain nothing."""
+ROUNDED = "second_moment"
+"""What can be kept in 16 bits and computed with in 32."""
 PACKED = {"momentum": 127, "second_moment": 255, "graft": 255}
 """What can be kept in 8 bits, and the code of the largest entry."""
 BASES = ("basis", "residual")
@@ -31,6 +36,8 @@ CUT = 20
 """Bits of a float32 that are cut off; of the 23 that tell where between two powers of two it is, three remain."""
 ONE = 127 << (23 - CUT)
 """What remains of the number one."""
+LAST = 0x7F7F
+"""The upper half of the largest number of float32, as 16 bits."""
 GOLDEN, OTHER = 648055, 791547
 """2^20 divided by the golden ratio, and by the root of x^3 = x + 1: multiples of these fill the 20 bits evenly."""
 
@@ -46,9 +53,27 @@ def packed(state: State) -> State:
     return found
 
 
+def rounded(state: State) -> State:
+    """Return new state with second moments of float32 in 16 bits."""
+    value = state.get(ROUNDED)
+    if value is None or value.dtype != torch.float32 or value.shape[1:].numel() < LEAST:
+        return state
+    return {**state, ROUNDED: value.bfloat16()}
+
+
 def is_packed(state: Mapping[str, Tensor], suffix: str = "") -> bool:
     """Tell whether something is kept in 8 bits, of what the names end with."""
     return any(name + UNIT + suffix in state for name in PACKED)
+
+
+def formats(state: Mapping[str, Tensor], suffix: str = "") -> tuple[torch.dtype, ...]:
+    """Return the number formats of what is as large as the gradients; what differs in them cannot share a tensor."""
+    return tuple(state[name + suffix].dtype for name in PACKED if name + suffix in state)
+
+
+def is_away(state: State) -> bool:
+    """Tell whether the state of a matrix is kept otherwise than it is computed with."""
+    return is_packed(state) or (ROUNDED in state and state[ROUNDED].dtype == torch.bfloat16)
 
 
 def home(name: str, device: torch.device, offload: bool) -> torch.device:
@@ -69,7 +94,9 @@ def opened(state: State, device: torch.device) -> State:
         if not name.endswith(UNIT):
             moved = value.to(device, non_blocking=True)
             unit = state.get(name + UNIT)
-            found[name] = moved if unit is None else _decode(moved, unit.to(device, non_blocking=True), PACKED[name])
+            if unit is not None:
+                moved = _decode(moved, unit.to(device, non_blocking=True), PACKED[name])
+            found[name] = moved.float() if name == ROUNDED and moved.dtype == torch.bfloat16 else moved
     return found
 
 
@@ -79,8 +106,16 @@ def close(state: State, changed: State, step: Tensor) -> None:
         if name + UNIT in state:
             for kept, new in zip((state[name], state[name + UNIT]), _encode(value, step, PACKED[name]), strict=True):
                 kept.copy_(new)
+        elif name == ROUNDED and value.dtype == torch.float32 and state[name].dtype == torch.bfloat16:
+            state[name].copy_(_upper_half(value, step))
         elif value is not state[name]:
             state[name].copy_(value)
+
+
+def _upper_half(x: Tensor, step: Tensor) -> Tensor:
+    """Return numbers that are not negative, rounded up or down to 16 bits."""
+    phase = (step.long() * (GOLDEN >> 4) & 0xFFFF).int().view(-1, *[1] * (x.ndim - 1))
+    return ((x.view(torch.int32) + phase) >> 16).clamp_max_(LAST).to(torch.int16).view(torch.bfloat16)
 
 
 def _blocks(x: Tensor) -> Tensor:
