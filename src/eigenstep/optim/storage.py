@@ -36,8 +36,8 @@ CUT = 20
 """Bits of a float32 that are cut off; of the 23 that tell where between two powers of two it is, three remain."""
 ONE = 127 << (23 - CUT)
 """What remains of the number one."""
-LAST = 0x7F7F
-"""The upper half of the largest number of float32, as 16 bits."""
+LAST = 0x7F7F7FFF
+"""The largest float32 that is not rounded to infinity in 16 bits, as an integer."""
 GOLDEN, OTHER = 648055, 791547
 """2^20 divided by the golden ratio, and by the root of x^3 = x + 1: multiples of these fill the 20 bits evenly."""
 
@@ -107,15 +107,15 @@ def close(state: State, changed: State, step: Tensor) -> None:
             for kept, new in zip((state[name], state[name + UNIT]), _encode(value, step, PACKED[name]), strict=True):
                 kept.copy_(new)
         elif name == ROUNDED and value.dtype == torch.float32 and state[name].dtype == torch.bfloat16:
-            state[name].copy_(_upper_half(value, step))
+            state[name].copy_(_shifted(value, step))
         elif value is not state[name]:
             state[name].copy_(value)
 
 
-def _upper_half(x: Tensor, step: Tensor) -> Tensor:
-    """Return numbers that are not negative, rounded up or down to 16 bits."""
-    phase = (step.long() * (GOLDEN >> 4) & 0xFFFF).int().view(-1, *[1] * (x.ndim - 1))
-    return ((x.view(torch.int32) + phase) >> 16).clamp_max_(LAST).to(torch.int16).view(torch.bfloat16)
+def _shifted(x: Tensor, step: Tensor) -> Tensor:
+    """Return numbers that are not negative, moved by up to half a last bit of 16, by which they are rounded in turn."""
+    phase = (step.long() * (GOLDEN >> 4) & 0xFFFF).int() - 0x8000
+    return (x.view(torch.int32) + phase.view(-1, *[1] * (x.ndim - 1))).clamp_(0, LAST).view(torch.float32)
 
 
 def _blocks(x: Tensor) -> Tensor:
