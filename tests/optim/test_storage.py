@@ -109,7 +109,7 @@ class TestTwoBytes:
         assert kept["second_moment"].dtype == torch.bfloat16
         total = torch.zeros_like(x, dtype=torch.float64)
         for step in range(256):
-            storage.close(kept, {"second_moment": x}, torch.tensor([float(step)]))
+            storage.close(kept, {"second_moment": x.clone()}, torch.tensor([float(step)]))
             found = storage.opened(kept, x.device)["second_moment"]
             assert found.isfinite().all()
             assert ((found - x).abs() <= x / 128).all()

@@ -118,6 +118,9 @@ class Plan:
 
 MOST, MOST_ON_CPU = 2**22, 2**18
 """So many weights step at a time, fewer on a CPU for its cache: what is computed takes ten times that memory."""
+KEPT = 2**24
+"""Bytes. Once so large a block was freed, glibc keeps what smaller ones leave free, up to twice as much, for the next.
+Otherwise it returns to the system, which clears it for every step anew: a twentieth of the time."""
 
 
 class Member(NamedTuple):
@@ -155,6 +158,8 @@ class Stack:
         """
         self.members, self._counts = list(members), counts
         self.units = [member.plan.units for member in members]
+        if members[0].param.device.type == "cpu":
+            torch.empty(KEPT, dtype=torch.uint8)
         parts = [own_state(states[member.param], member.suffix) for member in members]
         device = members[0].param.device
         self.state: State = {name: storage.joined([part[name] for part in parts], device) for name in parts[0]}

@@ -101,7 +101,7 @@ def opened(state: State, device: torch.device) -> State:
 
 
 def close(state: State, changed: State, step: Tensor) -> None:
-    """Take over, into state as it is kept, what a step has changed, and how many there were of each element."""
+    """Take over, into state as it is kept, what a step has changed, using it up, and how many there were of each."""
     for name, value in changed.items():
         if name + UNIT in state:
             for kept, new in zip((state[name], state[name + UNIT]), _encode(value, step, PACKED[name]), strict=True):
@@ -113,9 +113,10 @@ def close(state: State, changed: State, step: Tensor) -> None:
 
 
 def _shifted(x: Tensor, step: Tensor) -> Tensor:
-    """Return numbers that are not negative, moved by up to half a last bit of 16, by which they are rounded in turn."""
+    """Move numbers that are not negative, in place, by up to half a last bit of 16, which rounds them up or down."""
     phase = (step.long() * (GOLDEN >> 4) & 0xFFFF).int() - 0x8000
-    return (x.view(torch.int32) + phase.view(-1, *[1] * (x.ndim - 1))).clamp_(0, LAST).view(torch.float32)
+    x.view(torch.int32).add_(phase.view(-1, *[1] * (x.ndim - 1))).clamp_(0, LAST)  # new memory would cost more
+    return x
 
 
 def _blocks(x: Tensor) -> Tensor:
