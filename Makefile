@@ -56,7 +56,8 @@ $(VENV)/.has-torch: constraints.txt
 # would pull torchvision, and pypop7 a hundred packages, of which they need nothing.
 $(VENV)/.has-lab: $(VENV)/.has-search lab/pyproject.toml
 	$(PIP) --editable "lab[peers]"
-	$(PIP) --no-deps laplace-torch curvlinops-for-pytorch backpack-for-pytorch asdfghjkl einconv unfoldNd pypop7
+	$(PIP) --no-deps laplace-torch curvlinops-for-pytorch backpack-for-pytorch asdfghjkl einconv unfoldNd torchmetrics \
+		lightning-utilities einops pypop7
 	@touch $@
 
 # Trainers; some would pull torchvision or CUDA kernels, of which their optimizers need nothing.
