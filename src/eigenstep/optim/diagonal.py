@@ -33,13 +33,7 @@ class Diagonals:
     """Parameters without bases, of one number format and device, in flat tensors: many small ones share one."""
 
     def __init__(self, members: Sequence[Member], states: Mapping[Tensor, State], counts: Counts) -> None:
-        """Gather the parameters' states, and leave views of what is gathered with each.
-
-        Args:
-            members: the parameters and their layouts.
-            states: the optimizer's state, one dictionary for each parameter.
-            counts: how many steps each has taken.
-        """
+        """Gather the members' states, and leave views of them in ``states``; ``counts`` says of steps taken."""
         keys = [(member.param, member.part) for member in members]
         packed = storage.is_packed(states[members[0].param], members[0].suffix)  # all are, or none
         self._flats: list[_Flat] = []

@@ -195,16 +195,11 @@ EARLY = 100
 
 
 def turns_at(group: Mapping[str, Any], count: int) -> bool:
-    """Tell whether the bases of a parameter group turn at a step. Schedules are followed to the letter.
-
-    Args:
-        group: the options; with ``start=0`` a fixed interval holds from the first step on.
-        count: the number of steps before this one.
-    """
-    gap = interval_at(group["interval"], count)
-    if isinstance(group["interval"], int) and group["start"] > 0:
-        gap = min(gap, 1 + count // EARLY)
-    return count % gap == 0
+    """Tell whether bases turn after so many steps. Schedules, and intervals with ``start=0``, hold to the letter."""
+    interval = group["interval"]
+    if isinstance(interval, int):
+        return count % (min(interval, 1 + count // EARLY) if group["start"] > 0 else interval) == 0
+    return count % interval_at(interval, count) == 0
 
 
 def interval_at(interval: Any, count: int) -> int:
@@ -239,10 +234,7 @@ def check_gradient(param: Tensor) -> None:
 def nonfinite(work: Work, samples: Mapping[Tensor, Tensor], gradient: Callable[[Tensor], Tensor]) -> Tensor | None:
     """Return ``GO``, ``SKIP`` or ``RAISE`` as a tensor, so that nothing waits for the device; ``None`` if all goes.
 
-    Args:
-        work: parameter groups, and those of their parameters that have gradients.
-        samples: curvature that was given.
-        gradient: tells what there is of a parameter's gradient.
+    Looked at are curvature that was given, and ``gradient(parameter)``, what is here of it.
     """
     verdict = None
     for group, params in work:

@@ -52,12 +52,7 @@ def without_bases(state: State) -> State:
 
 
 def with_bases(state: State, expected: State) -> State:
-    """Undo ``without_bases``.
-
-    Args:
-        state: what was saved, of the units that are stepped here.
-        expected: the whole state as it should be, of all units, anywhere; nothing if there is no portrait.
-    """
+    """Undo ``without_bases``; ``expected`` is the state of all units as it should be, nothing without portraits."""
     found, like = dict(state), next(iter(state.values()))
     for name, value in expected.items():
         missing = torch.zeros(len(like), *value.shape[1:], dtype=value.dtype, device=like.device)

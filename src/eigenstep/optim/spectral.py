@@ -330,7 +330,7 @@ class Spectral(Optimizer):
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
             vectors = None if vectors is None else vectors.nan_to_num(0.0, 0.0, 0.0)
         rule = options.rule_of(group, stack.turned() if turn else 0)
-        away = stack.away or group["offload"]
+        away = stack.packed or group["offload"]
         state = storage.opened(stack.state, gradient.device) if away else stack.state
         stacked = self._kernel(gradient, vectors, state, rule, rates, turn, given)
         if away:

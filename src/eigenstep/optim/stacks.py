@@ -149,13 +149,7 @@ class Stack:
     """
 
     def __init__(self, members: Sequence[Member], states: Mapping[Tensor, State], counts: Counts) -> None:
-        """Gather the members' states into one, and leave views of it with each.
-
-        Args:
-            members: the rectangles.
-            states: the optimizer's state, one dictionary for each parameter.
-            counts: how often the bases of each have turned.
-        """
+        """Gather the members' states into one, and leave views of it in ``states``; ``counts`` says of turned bases."""
         self.members, self._counts = list(members), counts
         self.units = [member.plan.units for member in members]
         if members[0].param.device.type == "cpu":
@@ -163,7 +157,7 @@ class Stack:
         parts = [own_state(states[member.param], member.suffix) for member in members]
         device = members[0].param.device
         self.state: State = {name: storage.joined([part[name] for part in parts], device) for name in parts[0]}
-        self.away = storage.is_away(self.state)
+        self.packed = storage.is_packed(self.state)
         views = {name: torch.split(tensor, self.units) for name, tensor in self.state.items()}
         for at, member in enumerate(members):
             states[member.param].update({name + member.suffix: view[at] for name, view in views.items()})
@@ -194,12 +188,7 @@ def own_state(state: Mapping[str, Tensor], end: str) -> State:
 def complete(
     stacks: Sequence[Stack | Diagonals], compute: Callable[[Stack | Diagonals], Sequence[Tensor]]
 ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Compute stack by stack, and give out the parameters of which nothing is missing, with their steps.
-
-    Args:
-        stacks: what to step.
-        compute: returns what belongs to each member of a stack.
-    """
+    """Compute what belongs to each member of a stack, and give out parameters of which nothing is missing, with it."""
     waiting: dict[Tensor, dict[int, Tensor]] = {}
     for stack in stacks:
         params, steps = [], []
@@ -231,14 +220,9 @@ class Stacks:
         create: Callable[[Tensor, Plan], State],
         together: bool = True,
     ) -> list[Stack | Diagonals]:
-        """Return stacks of exactly these parameters.
+        """Return stacks of exactly these parameters; ``create`` makes the state of those that have none yet.
 
-        Args:
-            params: those that have gradients now.
-            states: the optimizer's state, one dictionary for each parameter.
-            plan_of: tells how a parameter is laid out.
-            create: makes the state of a parameter that has none yet.
-            together: whether same-shaped parameters share a stack.
+        Same-shaped parameters share stacks, if they may stay ``together``.
         """
         if list(map(id, params)) == list(map(id, self._params)):
             return self._found

@@ -1,12 +1,10 @@
 """State that is kept otherwise than it is computed with: in 8 or 16 bits, or in the memory of the host.
 
-Second moments of matrices take 16 bits, the upper half of a float32: dividing by their roots needs no more.
-
-In 8 bits, the largest entry of every 256 is their unit, and each entry is the upper part of a float32 in this unit: the
-sign and 16 powers of two for momentum, 32 powers of two for second moments, which never become zero, and three more
-bits. The last bit is one of 6 to 12 percent (in 16 bits, of 0.4 to 0.8), and averages change by less in a step: so
-entries are rounded up or down in turn, with a phase that follows the golden ratio from step to step, and their mean
-over time is right.
+In 16 bits, second moments of matrices are the upper half of a float32. In 8 bits, the largest entry of every 256 is
+their unit, and each entry is the upper part of a float32 in this unit: the sign and 16 powers of two for momentum, 32
+powers of two for second moments, which never become zero, and three more bits. The last bit is one of 6 to 12 percent
+(in 16 bits, of 0.4 to 0.8), and averages change by less in a step: so entries are rounded up or down in turn, with a
+phase that follows the golden ratio from step to step, and their mean over time is right.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ BLOCK = 256
 """So many entries share a unit."""
 LEAST = 1024
 """What has fewer entries is kept as it is computed with: packing would gain nothing."""
-ROUNDED = "second_moment"
-"""What can be kept in 16 bits and computed with in 32."""
+ROUNDED = "second_moment"  # What can be kept in 16 bits and computed with in 32
 PACKED = {"momentum": 127, "second_moment": 255, "graft": 255}
 """What can be kept in 8 bits, and the code of the largest entry."""
 BASES = ("basis", "residual")
@@ -36,8 +33,7 @@ CUT = 20
 """Bits of a float32 that are cut off; of the 23 that tell where between two powers of two it is, three remain."""
 ONE = 127 << (23 - CUT)
 """What remains of the number one."""
-LAST = 0x7F7F7FFF
-"""The largest float32 that is not rounded to infinity in 16 bits, as an integer."""
+LAST = 0x7F7F7FFF  # The largest float32 that is not rounded to infinity in 16 bits, as an integer
 GOLDEN, OTHER = 648055, 791547
 """2^20 divided by the golden ratio, and by the root of x^3 = x + 1: multiples of these fill the 20 bits evenly."""
 
@@ -55,25 +51,21 @@ def packed(state: State) -> State:
 
 def rounded(state: State) -> State:
     """Return new state with second moments of float32 in 16 bits."""
-    value = state.get(ROUNDED)
-    if value is None or value.dtype != torch.float32 or value.shape[1:].numel() < LEAST:
-        return state
-    return {**state, ROUNDED: value.bfloat16()}
+    value = state.get(ROUNDED, torch.empty(0))
+    large = value.dtype == torch.float32 and value.shape[1:].numel() >= LEAST
+    return {**state, ROUNDED: value.bfloat16()} if large else state
 
 
 def is_packed(state: Mapping[str, Tensor], suffix: str = "") -> bool:
-    """Tell whether something is kept in 8 bits, of what the names end with."""
-    return any(name + UNIT + suffix in state for name in PACKED)
+    """Tell whether something is kept otherwise than it is computed with, of what the names end with."""
+    moment = state.get(ROUNDED + suffix)
+    narrow = moment is not None and moment.dtype == torch.bfloat16 and "scale" + suffix in state
+    return narrow or any(name + UNIT + suffix in state for name in PACKED)
 
 
 def formats(state: Mapping[str, Tensor], suffix: str = "") -> tuple[torch.dtype, ...]:
     """Return the number formats of what is as large as the gradients; what differs in them cannot share a tensor."""
     return tuple(state[name + suffix].dtype for name in PACKED if name + suffix in state)
-
-
-def is_away(state: State) -> bool:
-    """Tell whether the state of a matrix is kept otherwise than it is computed with."""
-    return is_packed(state) or (ROUNDED in state and state[ROUNDED].dtype == torch.bfloat16)
 
 
 def home(name: str, device: torch.device, offload: bool) -> torch.device:
