@@ -1,8 +1,8 @@
 """Count the steps to a fixed held-out loss, as the public speed run of optimizers does, on its network shrunk.
 
 The target is the mean loss that tuned Muon reaches in 800 steps. Every optimizer is searched as in the suite, with 400
-steps; then it trains with ever shorter schedules (longer ones, if it is behind) until the mean loss over the seeds
-misses the target, and the number of steps is interpolated. "Sure" is the shortest schedule whose losses are below the
+steps; then it trains with ever shorter schedules until the mean loss over the seeds misses the target (with longer ones, if it
+is behind, until the target is met), and the number of steps is interpolated. "Sure" is the shortest schedule whose losses are below the
 target by a one-sided z-test with p < 0.01, the public rule. Every run is kept, as in `bench suite`.
 """
 
@@ -88,16 +88,22 @@ def count(losses: Losses, target: float, start: int) -> dict[str, Any]:
         target: The loss to reach.
         start: Length of the first schedule.
     """
-    seen: dict[int, Sequence[float]] = {start: losses(start)}
+    seen: dict[int, Sequence[float]] = {}
 
     def mean(length: int) -> float:
         return statistics.fmean(seen[length])
 
-    reached = mean(start) <= target
-    length = start
-    while (mean(length) <= target) == reached and SHORTEST < length < LONGEST:
-        length += -STRIDE if reached else STRIDE
+    def reached(length: int) -> bool:
         seen[length] = losses(length)
+        return mean(length) <= target
+
+    if reached(start):
+        all(map(reached, range(start - STRIDE, SHORTEST - 1, -STRIDE)))
+    else:
+        second, *others = range(start + STRIDE, LONGEST, STRIDE)
+        # Who is still behind tries the longest schedule next: if that is too short, all others are.
+        if not reached(second) and reached(LONGEST):
+            any(map(reached, others))
     good = [length for length in seen if mean(length) <= target]
     sure = [length for length, found in seen.items() if z_score(found, target) >= SURE]
     steps = float(min(good)) if good else math.inf
