@@ -30,6 +30,8 @@ from .search import Settings, Study
 
 STRIDE = 80
 SHORTEST, LONGEST = 240, 1280
+FAR = 1.01
+"""Who ends this much above the target at Muon's length is unlikely to need one stride more."""
 SURE = 2.326
 """The normal distribution's 99th percentile."""
 
@@ -100,10 +102,10 @@ def count(losses: Losses, target: float, start: int) -> dict[str, Any]:
     if reached(start):
         all(map(reached, range(start - STRIDE, SHORTEST - 1, -STRIDE)))
     else:
-        second, *others = range(start + STRIDE, LONGEST, STRIDE)
-        # Who is still behind tries the longest schedule next: if that is too short, all others are.
-        if not reached(second) and reached(LONGEST):
-            any(map(reached, others))
+        longer = range(start + STRIDE, LONGEST, STRIDE)
+        # Who is far behind tries the longest schedule next: if that is too short, all others are.
+        if mean(start) <= FAR * target or reached(LONGEST):
+            any(map(reached, (*longer, LONGEST)))
     good = [length for length in seen if mean(length) <= target]
     sure = [length for length, found in seen.items() if z_score(found, target) >= SURE]
     steps = float(min(good)) if good else math.inf
