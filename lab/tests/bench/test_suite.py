@@ -265,6 +265,20 @@ def test_steps_to_a_loss_are_interpolated() -> None:
     assert (never["steps"], never["sure"]) == (math.inf, None)
 
 
+def test_who_is_far_behind_tries_the_longest_schedule_next() -> None:
+    tried: list[int] = []
+
+    def losses(steps: int) -> list[float]:
+        tried.append(steps)
+        return [2.0, 2.1]
+
+    found = speedrun.count(losses, 1.0, 800)
+    assert (tried, found["steps"]) == ([800, speedrun.LONGEST], math.inf)
+    line = {"optimizer": "slow", "lr": 1e-3, "weight_decay": 0.1, "momentum": "", **found}
+    muon = {**line, "optimizer": "muon", "steps": 800.0}
+    assert speedrun.table(muon, [muon, line]).rows[1][5:7] == ("> 1280", "> 1.600")
+
+
 def test_z_score_is_the_distance_in_standard_errors() -> None:
     assert speedrun.z_score([1.0, 3.0], 4.0) == pytest.approx(2.0)  # deviation √2, standard error 1
 

@@ -38,20 +38,49 @@ def transformer_shapes(width: int, depth: int, extra: Shapes) -> Shapes:
     return [(f"blocks.{index}.{name}", shape) for index in range(depth) for name, shape in layer] + extra
 
 
+def resnet10t_shapes() -> Shapes:
+    """List the parameters of timm's resnet10t: a stem of three convolutions and four blocks of two."""
+    found: Shapes = []
+
+    def convolution(name: str, outputs: int, inputs: int, kernel: int) -> None:
+        found.append((f"{name}.weight", (outputs, inputs, kernel, kernel)))
+        found.extend((f"{name}.norm.{part}", (outputs,)) for part in ("weight", "bias"))
+
+    channels = (3, 24, 32, 64)
+    for index in range(3):
+        convolution(f"stem.{index}", channels[index + 1], channels[index], 3)
+    for index, inputs in enumerate((64, 64, 128, 256)):
+        outputs = 64 * 2**index
+        convolution(f"blocks.{index}.first", outputs, inputs, 3)
+        convolution(f"blocks.{index}.second", outputs, outputs, 3)
+        if inputs != outputs:
+            convolution(f"blocks.{index}.shortcut", outputs, inputs, 1)
+    return [*found, ("head.weight", (1000, 512)), ("head.bias", (1000,))]
+
+
 MODELS: Mapping[str, Shapes] = {
     "vit-256": transformer_shapes(256, 2, [("embed.weight", (256, 192)), ("head.weight", (10, 256))]),
     "vit-384": transformer_shapes(384, 2, [("embed.weight", (384, 192)), ("head.weight", (10, 384))]),
     "vit-768": transformer_shapes(768, 1, [("embed.weight", (768, 768)), ("head.weight", (10, 768))]),
     "gpt2-124m": transformer_shapes(768, 12, [("embed.weight", (50257, 768)), ("positions", (1024, 768))]),
     "gpt-256": transformer_shapes(256, 2, [("embed.weight", (4096, 256)), ("positions", (256, 256))]),
+    "resnet10t": resnet10t_shapes(),
+    "shapes-100": [(f"layers.{i}.weight", (8 + i, 16 + 2 * i)) for i in range(100)],
+    "vector-3m": [("weight", (3_000_000,))],
 }
+VARIANTS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "spectral_diagonal": ("spectral", {"structure": "diagonal"}),
+    "adamw": ("adamw", {"foreach": True}),
+}
+"""Of optimizers of the registry, with options."""
+CHOICES = tuple(dict.fromkeys((*OPTIMIZERS, *VARIANTS)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to measure and for how long."""
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="shapes (default: all)")
     parser.add_argument(
-        "--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS), help="optimizers (default: all)"
+        "--optimizers", nargs="+", choices=CHOICES, default=list(CHOICES), help="optimizers (default: all)"
     )
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds of two turns each (default: %(default)s)")
     parser.add_argument("--interval", type=int, default=2, help="steps between two turns (default: %(default)s)")
@@ -90,8 +119,15 @@ CLAIMS = (
     ("spectral", "klshampoo", "ms", 0.5),
     ("spectral_fast", "muon_float32", "ms", 1.0),
     ("spectral_fast", "muon_float32", "gflop", 1.0),
+    ("spectral_diagonal", "adamw", "ms", 1.5),
 )
-"""What we claim: scheme, rival, what is compared, and the largest ratio."""
+"""What we claim of transformers: scheme, rival, what is compared, and the largest ratio."""
+OTHER_CLAIMS: Mapping[str, tuple[tuple[str, str, str, float], ...]] = {
+    "resnet10t": (("spectral", "soap", "ms", 1.0),),
+    "shapes-100": (),
+    "vector-3m": (("spectral", "adamw", "ms", 1.5), ("spectral_diagonal", "adamw", "ms", 1.5)),
+}
+"""What we claim of other models."""
 SAME_SIDES = {"gpt-256": {"soap": "soap_2048"}}
 """Where another rival has bases for the same sides as ours, which leaves a vocabulary of 4096 without one."""
 
@@ -99,7 +135,7 @@ SAME_SIDES = {"gpt-256": {"soap": "soap_2048"}}
 def verdicts(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[Verdict]:
     """Compare costs with those of other optimizers."""
     for model in results:
-        for ours, usual, what, limit in CLAIMS:
+        for ours, usual, what, limit in OTHER_CLAIMS.get(model, CLAIMS):
             rival = SAME_SIDES.get(model, {}).get(usual, usual)
             if {ours, rival} <= set(results[model]):
                 ratio = results[model][ours][what] / results[model][rival][what]
@@ -116,7 +152,8 @@ def measure(shapes: Shapes, args: argparse.Namespace) -> dict[str, dict[str, flo
         named = [(n, nn.Parameter(torch.randn(s, generator=generator) * 0.02)) for n, s in shapes]
         # In its first steps ours turns at every one: a schedule is followed to the letter.
         every = [(0, args.interval)] if key.startswith("spectral") else args.interval
-        optimizers[key] = (build(key, named, 1e-3, interval=every), [p for _, p in named])
+        name, options = VARIANTS.get(key, (key, {}))
+        optimizers[key] = (build(name, named, 1e-3, interval=every, **options), [p for _, p in named])
     for optimizer, params in optimizers.values():
         for _ in range(2 * args.interval):  # the first steps set up state
             _step(optimizer, params, generator)

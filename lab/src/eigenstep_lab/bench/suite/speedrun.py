@@ -1,9 +1,10 @@
 """Count the steps to a fixed held-out loss, as the public speed run of optimizers does, on its network shrunk.
 
 The target is the mean loss that tuned Muon reaches in 800 steps. Every optimizer is searched as in the suite, with 400
-steps; then it trains with ever shorter schedules until the mean loss over the seeds misses the target (with longer ones, if it
-is behind, until the target is met), and the number of steps is interpolated. "Sure" is the shortest schedule whose losses are below the
-target by a one-sided z-test with p < 0.01, the public rule. Every run is kept, as in `bench suite`.
+steps; then it trains with ever shorter schedules until the mean loss over the seeds misses the target, or, if it is
+behind, with longer ones until the target is met, and the number of steps is interpolated. "Sure" is the shortest
+schedule whose losses are below the target by a one-sided z-test with p < 0.01, the public rule. Every run is kept, as
+in `bench suite`.
 """
 
 from __future__ import annotations
@@ -125,6 +126,10 @@ def z_score(losses: Sequence[float], target: float) -> float:
 
 def table(muon: dict[str, Any], lines: Sequence[dict[str, Any]]) -> Table:
     """Show the steps of all, the fewest first."""
+
+    def shown(steps: float, form: str, unit: float = 1.0) -> str:
+        return format(steps / unit, form) if math.isfinite(steps) else f"> {format(LONGEST / unit, form)}"
+
     columns = ("optimizer", "lr", "decay", "momentum", f"loss at {SPEEDRUN.steps}", "steps", "to Muon's", "sure at")
     cells = [
         (
@@ -133,8 +138,8 @@ def table(muon: dict[str, Any], lines: Sequence[dict[str, Any]]) -> Table:
             f"{line['weight_decay']:g}",
             line["momentum"],
             f"{line['loss']:.4f}",
-            f"{line['steps']:.0f}",
-            f"{line['steps'] / muon['steps']:.3f}",
+            shown(line["steps"], ".0f"),
+            shown(line["steps"], ".3f", muon["steps"]),
             str(line["sure"] or ""),
         )
         for line in sorted(lines, key=lambda line: float(line["steps"]))
