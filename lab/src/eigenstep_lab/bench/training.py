@@ -4,7 +4,8 @@ The study has two parts. Grid: 500 steps with three learning rates, the same for
 optimizers; one seed for the others. Long: 2000 steps with each main optimizer's two best learning rates of the grid,
 since the best of short runs need not be the best of long ones; two seeds. Every run is a file of its own, so an
 interrupted study goes on where it stopped; --jobs runs side by side. Time is CPU time on one thread, of the whole step
-and of the optimizer's part.
+and of the optimizer's part. Other optimizers need not run again because ours have changed: --keep takes their losses
+from figures that were made before, without their times, and the pictures are without them.
 """
 
 from __future__ import annotations
@@ -70,12 +71,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=int, default=2, help="steps between two turns (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side (default: %(default)s)")
     parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="figures of before (--json) with losses of those that do not run now"
+    )
+    parser.add_argument(
         "--directory", type=Path, default=Path("runs/bench/training"), help="where runs go (default: %(default)s)"
     )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run what is missing, then print the tables and draw the pictures."""
+    before = kept_rows(args.keep, args.tasks, args.optimizers) if args.keep else {}
     grid = [
         Run(task, optimizer, lr, seed, args.steps, args.interval)
         for task in args.tasks
@@ -98,12 +103,32 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         results = {**results, **long_results}
     for steps in sorted({r.steps for r in results}):
         draw({r: x for r, x in results.items() if r.steps == steps}, args.directory / f"loss-{steps}.png")
+    for part, rows in summary.items():
+        summary[part] = sorted(rows + before.get(part, []), key=lambda row: (row["task"], row["loss"]))
     found = [verdict for part, rows in summary.items() for verdict in verdicts(part, rows)]
     tables = [loss_table(part, rows) for part, rows in summary.items()]
     tables += [verdict_table("Against other optimizers", found)] if found else []
     commits = sorted({x.get("commit", "unknown") for x in results.values()})
     kept = {"verdicts": [asdict(v) for v in found], "tables": [asdict(t) for t in tables], "commits": commits}
     return {**summary, **kept}
+
+
+def kept_rows(path: Path, tasks: Sequence[str], optimizers: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return rows of both parts of figures that --json wrote before, of optimizers that do not run now."""
+    try:
+        parts = json.loads(path.read_text())["result"]
+        return {
+            part: [
+                {**row, "loss": float(row["loss"]), "optimizer_ms": None, "step_ms": None}
+                for row in parts.get(part, [])
+                if row["task"] in tasks and row["optimizer"] not in optimizers
+            ]
+            for part in ("grid", "long")
+        }
+    except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path} does not hold figures that `eigenstep bench training --json` wrote: {error}"
+        ) from error
 
 
 def execute(runs: list[Run], directory: Path, jobs: int, title: str) -> dict[Run, dict[str, Any]]:
@@ -197,8 +222,7 @@ def loss_table(part: str, rows: list[dict[str, Any]]) -> Table:
             f"{row['loss']:.4f}",
             "" if row["spread"] is None else f"{row['spread']:.4f}",
             f"{row['error']:.1%}",
-            f"{row['optimizer_ms']:.1f}",
-            f"{row['step_ms']:.1f}",
+            *("" if row[name] is None else f"{row[name]:.1f}" for name in ("optimizer_ms", "step_ms")),
         )
         for row in rows
     ]
