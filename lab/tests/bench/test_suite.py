@@ -150,6 +150,11 @@ def test_tables_compare_with_the_best_rival(line: list[int], tmp_path: Path) -> 
     assert found["spectral"]["at_adamw_ratio"] == found["spectral"]["at_adamw_lr"] / found["adamw"]["loss"]
     assert found["spectral interval=3"]["half"] == "first"
     assert len(tables.task_table("first", lines).rows) == 4
+    shown = dict(tables.loss_table("first", lines).rows)
+    best = min(found, key=lambda name: found[name]["loss"])
+    assert list(shown) == [row.name for row in rows]
+    assert {name for name, cell in shown.items() if "*" in cell} == {best}
+    assert shown["adamw"].removesuffix(" *") == f"{found['adamw']['loss']:.4g}"
     assert [cells[0] for cells in tables.rate_table(lines).rows] == ["line", "line"]
     assert len(tables.summary_table(lines).rows) == 4
 

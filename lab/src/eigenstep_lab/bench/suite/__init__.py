@@ -27,7 +27,7 @@ from .catalog import HALVES, TASKS
 from .peers import EVERYWHERE, OURS, PEERS, SAMPLE
 from .runs import Row, parsed, read
 from .search import TRIALS, Study
-from .tables import rate_table, summarize, summary_table, task_table
+from .tables import loss_table, rate_table, summarize, summary_table, task_table
 
 Unit = tuple[str, Row]
 
@@ -70,8 +70,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if not args.show and args.code is None:
         execute(study, units, args.jobs, reuse=args.reuse)
     lines = summarize(study, units, read(args.results), reuse=args.reuse)
-    tables = [task_table(half, [line for line in lines if line["half"] == half]) for half in HALVES]
-    tables += [summary_table(lines), rate_table(lines)]
+    halves = {half: [line for line in lines if line["half"] == half] for half in HALVES}
+    tables = [loss_table(half, each) for half, each in halves.items()] + [summary_table(lines), rate_table(lines)]
+    tables += [task_table(half, each) for half, each in halves.items()]
     return {"lines": lines, "tables": [asdict(table) for table in tables if table.rows]}
 
 

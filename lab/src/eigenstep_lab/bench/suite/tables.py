@@ -81,8 +81,23 @@ def _at_rate_of(adamw: Line, line: Line, study: Study, results: Results) -> None
         line["at_adamw_lr"], line["at_adamw_ratio"] = loss, loss / adamw["loss"]
 
 
+def loss_table(half: str, lines: Sequence[Line]) -> Table:
+    """Show the losses of one half, a row for each optimizer, a star beside the best of each task."""
+    tasks = [task for task in TASKS if any(line["task"] == task for line in lines)]
+    losses = {(line["row"], line["task"]): line["loss"] for line in lines}
+    best = {task: min(loss for (_, at), loss in losses.items() if at == task) for task in tasks}
+
+    def cell(row: str, task: str) -> str:
+        loss = losses.get((row, task))
+        return "" if loss is None else f"{loss:.4g} *" if loss == best[task] else f"{loss:.4g}"
+
+    rows = dict.fromkeys(line["row"] for line in lines)
+    cells = [(row, *(cell(row, task) for task in tasks)) for row in rows]
+    return Table(f"The {half} half: held-out loss (* the best)", ("optimizer", *tasks), cells)
+
+
 def task_table(half: str, lines: Sequence[Line]) -> Table:
-    """Show the lines of one half, each task's best first."""
+    """Show the lines of one half with their settings, each task's best first."""
     columns = ("task", "optimizer", "lr", "decay", "momentum", "loss", "± over seeds", "to best rival", "ms a step")
     order = {task: number for number, task in enumerate(TASKS)}
     cells = [
@@ -99,7 +114,7 @@ def task_table(half: str, lines: Sequence[Line]) -> Table:
         )
         for line in sorted(lines, key=lambda line: (order[line["task"]], line["loss"]))
     ]
-    return Table(f"The {half} half: held-out loss", columns, cells, timed=True)
+    return Table(f"The {half} half: settings", columns, cells, timed=True)
 
 
 def summary_table(lines: Sequence[Line]) -> Table:
