@@ -52,11 +52,11 @@ def tables_of(found: Mapping[str, Any]) -> list[dict[str, Any]]:
             ("Root mean square error", "rmse", 3),
         )
     ]
-    rows = [[p, *(_other(found, p, m, "detection") for m in methods)] for p in found]
-    result.append({"title": "Foreign inputs: area under the curve", "columns": ["problem", *methods], "rows": rows})
-    rows = [[p, *(_other(found, p, m, "seconds") for m in methods)] for p in found]
-    result.append({"title": "Training, CPU seconds", "columns": ["problem", *methods], "rows": rows})
-    return [*result, {"title": "Verdicts", "columns": ["claim", "measured", "verdict"], "rows": verdicts(found, cases)}]
+    for title, score in (("Foreign inputs: area under the curve", "detection"), ("Training, CPU seconds", "seconds")):
+        rows = [[p, *own] for p in found if any(own := [_other(found, p, m, score) for m in methods])]
+        result.append({"title": title, "columns": ["problem", *methods], "rows": rows})
+    result.append({"title": "Verdicts", "columns": ["claim", "measured", "verdict"], "rows": verdicts(found, cases)})
+    return [table for table in result if table["rows"]]
 
 
 def _other(found: Mapping[str, Any], problem: str, method: str, name: str) -> str:
