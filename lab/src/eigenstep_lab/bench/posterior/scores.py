@@ -11,9 +11,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ... import plotting
+from ...lines import look
 from ..inference_predictions import calibration_error
 
 BINS = 15
+FEWEST = 20
+"""Bins of fewer examples are left out of the picture: their accuracy is chance."""
 LEVELS = torch.arange(0.05, 1.0, 0.05)
 """At these levels the coverage of regressions is looked at."""
 
@@ -101,7 +104,8 @@ def plot_reliability(rows: Mapping[str, Sequence[tuple[float, float, int]]], tit
     ax = axes[0, 0]
     ax.plot([0, 1], [0, 1], color="gray", linestyle=":")
     for index, (name, bins) in enumerate(rows.items()):
-        ax.plot([b[0] for b in bins], [b[1] for b in bins], "o-", label=name, color=plotting.shade(index / len(rows)))
+        drawable = [b for b in bins if b[2] >= FEWEST]
+        ax.plot([b[0] for b in drawable], [b[1] for b in drawable], marker="o", label=name, **look(name, index))
     ax.set(xlabel="confidence", ylabel="accuracy", title=title)
     ax.legend(fontsize=7)
     return plotting.save(drawn, path)
