@@ -7,7 +7,8 @@ import pytest
 
 from eigenstep_lab import cpu
 
-# pytest-xdist keeps every core busy with processes: more threads in each would only wait for each other.
+# pytest-xdist keeps every core busy with processes: more threads in each would only wait for each
+# other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # its workers inherit what their parent set
     cpu.prepare()
@@ -15,7 +16,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # its workers inherit what their pa
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """Calculate in double precision unless told otherwise, with the same random numbers in every run."""
+    """Calculate in double precision unless told otherwise, with the same random numbers in every
+    run.
+    """
     import torch
 
     before = torch.get_default_dtype()

@@ -1,4 +1,6 @@
-"""Typesets the formulas of the documentation as MathML, which browsers show without loading anything."""
+"""Typesets the formulas of the documentation as MathML, which browsers show without loading
+anything.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from latex2mathml.converter import convert
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Replace every formula that pymdownx.arithmatex has marked; mkdocs calls this for each page."""
+    """Replace every formula that pymdownx.arithmatex has marked; mkdocs calls this for
+    each page.
+    """
     pattern = r'<(span|div) class="arithmatex">\\[([](.*?)\\[)\]]</\1>'
 
     def typeset(found: re.Match[str]) -> str:

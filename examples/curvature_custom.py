@@ -1,8 +1,10 @@
-"""Give the optimizer curvature of your own: here the exact Hessian of a linear regression, as columns.
+"""Give the optimizer curvature of your own: here the exact Hessian of a linear regression, as
+columns.
 
-The loss ``mean |W x - y|^2 / 2`` has the Hessian ``I x C`` with the covariance ``C`` of the inputs, whatever ``W`` is.
-Its square root gives the vectors; with ``root=1`` steps go along ``S^-1``, which is Newton's method once ``S`` has been
-learned. The inputs are so badly scaled that gradients alone say little about it.
+The loss ``mean |W x - y|^2 / 2`` has the Hessian ``I x C`` with the covariance ``C`` of the inputs,
+whatever ``W`` is. Its square root gives the vectors; with ``root=1`` steps go along ``S^-1``, which
+is Newton's method once ``S`` has been learned. The inputs are so badly scaled that gradients alone
+say little about it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ def fit(own_curvature: bool, steps: int = 100, **options: float) -> float:
     optimizer = Spectral(model.parameters(), weight_decay=0.0, **options)
     variances, directions = torch.linalg.eigh(inputs.T @ inputs / len(inputs))
     columns = (directions * variances.clamp_min(0).sqrt()).T  # C is the sum of their outer products
-    vectors = torch.einsum("kj,io->kioj", columns, torch.eye(4)).flatten(0, 1)  # one of them in one row of W
+    # One of them in one row of W
+    vectors = torch.einsum("kj,io->kioj", columns, torch.eye(4)).flatten(0, 1)
     for _ in range(steps):
         optimizer.zero_grad()
         loss = (model(inputs) - targets).square().sum(1).mean() / 2
@@ -39,9 +42,13 @@ def fit(own_curvature: bool, steps: int = 100, **options: float) -> float:
 
 def main() -> None:
     torch.set_num_threads(1)
-    # The first learning rate is the best of 0.03, 0.1, 0.3, 1, 3 and 10; that of Newton's method is 1.
+    # The first learning rate is the best of 0.03, 0.1, 0.3, 1, 3 and 10; that of Newton's method is
+    # 1.
     print(f"loss after 100 steps, curvature from gradients: {fit(False, lr=10.0):.1e}")
-    print(f"loss after 100 steps, with the exact Hessian:   {fit(True, lr=1.0, root=1.0, interval=1):.1e}")
+    print(
+        "loss after 100 steps, with the exact Hessian:   "
+        f"{fit(True, lr=1.0, root=1.0, interval=1):.1e}"
+    )
 
 
 if __name__ == "__main__":

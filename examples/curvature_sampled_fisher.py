@@ -11,7 +11,9 @@ from torch.nn.functional import cross_entropy
 
 
 def sampled_fisher(model: nn.Module, inputs: Tensor, _: Tensor) -> dict[Tensor, Tensor]:
-    """Return one vector per example: what its gradient would be if the model had drawn its label."""
+    """Return one vector per example: what its gradient would be if the model had drawn
+    its label.
+    """
     with torch.no_grad():
         drawn = Categorical(logits=model(inputs)).sample()
 
@@ -27,8 +29,12 @@ def sampled_fisher(model: nn.Module, inputs: Tensor, _: Tensor) -> dict[Tensor, 
 def main() -> None:
     torch.set_num_threads(1)
     print(f"held-out loss, curvature from the gradient of the batch: {train():.3f}")
-    # As with per-example gradients, S is larger; both learning rates are the best of 0.003, 0.01, 0.03 and 0.1.
-    print(f"held-out loss, curvature from the model's own labels:    {train(sampled_fisher, lr=0.1):.3f}")
+    # As with per-example gradients, S is larger; both learning rates are the best of 0.003, 0.01,
+    # 0.03 and 0.1.
+    print(
+        "held-out loss, curvature from the model's own labels:    "
+        f"{train(sampled_fisher, lr=0.1):.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -12,10 +12,14 @@ from torch.nn.functional import cross_entropy
 from eigenstep import Spectral
 
 Curvature = Callable[[nn.Module, Tensor, Tensor], Mapping[Tensor, Tensor]]
-"""``curvature(model, inputs, labels)`` returns vectors of shape ``(K, *parameter.shape)`` for each parameter."""
+"""``curvature(model, inputs, labels)`` returns vectors of shape ``(K, *parameter.shape)`` for each
+parameter.
+"""
 
 
-def train(curvature: Curvature | None = None, steps: int = 150, batch: int = 32, **options: float) -> float:
+def train(
+    curvature: Curvature | None = None, steps: int = 150, batch: int = 32, **options: float
+) -> float:
     """Train on half of the digits and return the mean loss on the other half.
 
     Args:

@@ -1,4 +1,5 @@
-"""Run every example and write docs/gallery.md, which shows what each is about, its code and what came out.
+"""Run every example and write docs/gallery.md, which shows what each is about, its code and what
+came out.
 
     python examples/gallery.py
 
@@ -18,7 +19,8 @@ EXAMPLES = Path(__file__).parent
 DOCS = EXAMPLES.parent / "docs"
 HEAD = """# Gallery
 
-What you see here was made by `python examples/gallery.py`, which runs every example of the repository. Some need
+What you see here was made by `python examples/gallery.py`, which runs every example of the
+repository. Some need
 packages that come with the laboratory: `make demo` installs them into `.venv`.
 """
 
@@ -26,7 +28,9 @@ packages that come with the laboratory: `make demo` installs them into `.venv`.
 def names() -> list[str]:
     """Return the examples that can be run by themselves."""
     return sorted(
-        p.stem for p in EXAMPLES.glob("*.py") if p.name != Path(__file__).name and "__main__" in p.read_text()
+        p.stem
+        for p in EXAMPLES.glob("*.py")
+        if p.name != Path(__file__).name and "__main__" in p.read_text()
     )
 
 
@@ -45,9 +49,12 @@ def section(name: str) -> str:
         )
         pictures = [keep(picture, name) for picture in sorted(Path(folder).rglob("*.png"))]
     title, _, text = (ast.get_docstring(ast.parse(path.read_text())) or name).partition("\n")
-    code = f'??? example "examples/{name}.py"\n\n    ``` {{.python}}\n    --8<-- "examples/{name}.py"\n    ```'
+    title = f'??? example "examples/{name}.py"'
+    code = f'{title}\n\n    ``` {{.python}}\n    --8<-- "examples/{name}.py"\n    ```'
     output = f"```text\n{done.stdout.strip()}\n```"
-    return "\n\n".join(part for part in (f"## {title.rstrip('.')}", text.strip(), code, output, *pictures) if part)
+    return "\n\n".join(
+        part for part in (f"## {title.rstrip('.')}", text.strip(), code, output, *pictures) if part
+    )
 
 
 def keep(picture: Path, name: str) -> str:

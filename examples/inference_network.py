@@ -1,4 +1,6 @@
-"""A small Bayesian network on the wine data: Kronecker-factored posterior, log-likelihood and Brier score."""
+"""A small Bayesian network on the wine data: Kronecker-factored posterior, log-likelihood and Brier
+score.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,15 @@ def main() -> None:
         outputs=3,
     )
     mode = laplace(model, start, curvature="gauss-newton", max_iter=50)
-    fit = fit_gaussian(model, mode.mean, "kronecker", curvature="gauss-newton", tol=0.1, max_iter=100, progress=True)
+    fit = fit_gaussian(
+        model,
+        mode.mean,
+        "kronecker",
+        curvature="gauss-newton",
+        tol=0.1,
+        max_iter=100,
+        progress=True,
+    )
     print(fit.message)
 
     choices = {
@@ -38,7 +48,8 @@ def main() -> None:
         "variational": fit.posterior.sample(500),
     }
     for name, weights in choices.items():
-        outputs = vmap(vmap(model.predict, (None, 0)), (0, None))(weights, inputs[test])  # (draws, examples, classes)
+        # (draws, examples, classes)
+        outputs = vmap(vmap(model.predict, (None, 0)), (0, None))(weights, inputs[test])
         chances = outputs.softmax(-1).mean(0)
         score = chances.gather(1, targets[test, None]).log().mean()
         brier = (chances - one_hot(targets[test])).square().sum(1).mean()

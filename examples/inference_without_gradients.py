@@ -1,4 +1,6 @@
-"""How fast does a cup of coffee cool? The posterior of two rates, from nothing but values of a model."""
+"""How fast does a cup of coffee cool? The posterior of two rates, from nothing but values of a
+model.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ NOISE = 0.5
 
 
 def temperature(w: Tensor) -> Tensor:
-    """Return the temperature over time: a room of 20 degrees plus ``w[0]`` tens, and a rate of ``exp(w[1])``."""
+    """Return the temperature over time: a room of 20 degrees plus ``w[0]`` tens, and a rate of
+    ``exp(w[1])``.
+    """
     return 20 + 10 * w[0] * torch.exp(-w[1].exp() * MINUTES)
 
 
@@ -23,7 +27,10 @@ def main() -> None:
     data = data + NOISE * torch.randn(len(data), dtype=torch.float64)
 
     def log_joint(w: Tensor) -> Tensor:
-        return -0.5 * ((temperature(w) - data) / NOISE).square().sum() - 0.5 * (w - prior).square().sum()
+        return (
+            -0.5 * ((temperature(w) - data) / NOISE).square().sum()
+            - 0.5 * (w - prior).square().sum()
+        )
 
     found = fit_gaussian(log_joint, prior, 100.0, curvature="reinforce")
     print(f"from {found.nfev} values: {found.mean} ± {found.posterior.std()}")

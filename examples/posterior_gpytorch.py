@@ -1,15 +1,18 @@
-"""A variational Gaussian for GPyTorch that works with any optimizer: its covariance is an `SPDParameter`.
+"""A variational Gaussian for GPyTorch that works with any optimizer: its covariance is an
+`SPDParameter`.
 
-Sparse Gaussian process regression: what is learned is a Gaussian over the function's values at 20 inducing points.
-GPyTorch's natural parametrization takes natural gradient steps, but with plain gradient descent alone: its parameters
-are a matrix that must stay negative definite, which nothing guards when Adam rescales gradients. Here the covariance is
-held by eigenvalues and an eigenbasis, and each step follows the manifold of positive-definite matrices, whatever the
-optimizer is. The best Gaussian is known in closed form; the gap to its bound is what is printed.
+Sparse Gaussian process regression: what is learned is a Gaussian over the function's values at 20
+inducing points. GPyTorch's natural parametrization takes natural gradient steps, but with plain
+gradient descent alone: its parameters are a matrix that must stay negative definite, which nothing
+guards when Adam rescales gradients. Here the covariance is held by eigenvalues and an eigenbasis,
+and each step follows the manifold of positive-definite matrices, whatever the optimizer is. The
+best Gaussian is known in closed form; the gap to its bound is what is printed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gpytorch
@@ -28,7 +31,9 @@ STEPS, INDUCING, NOISE = 300, 20, 0.05
 
 
 class SPDVariationalDistribution(gpytorch.variational._VariationalDistribution):
-    """A multivariate normal whose covariance is positive definite after any step of any optimizer."""
+    """A multivariate normal whose covariance is positive definite after any step of any
+    optimizer.
+    """
 
     def __init__(self, num_inducing_points: int) -> None:
         super().__init__(num_inducing_points)
@@ -43,16 +48,22 @@ class SPDVariationalDistribution(gpytorch.variational._VariationalDistribution):
 
 
 class SparseGP(gpytorch.models.ApproximateGP):
-    """A Gaussian process with a fixed kernel, which any optimizer of the Gaussian can be compared on."""
+    """A Gaussian process with a fixed kernel, which any optimizer of the Gaussian can be compared
+    on.
+    """
 
     def __init__(self, distribution: nn.Module, inducing: Tensor) -> None:
-        super().__init__(VariationalStrategy(self, inducing, distribution, learn_inducing_locations=False))
+        super().__init__(
+            VariationalStrategy(self, inducing, distribution, learn_inducing_locations=False)
+        )
         self.mean_module = gpytorch.means.ZeroMean()
         self.covar_module = gpytorch.kernels.RBFKernel()
         self.covar_module.lengthscale = 0.3
 
     def forward(self, x: Tensor) -> MultivariateNormal:
-        return MultivariateNormal(self.mean_module(x), self.covar_module(x) + 1e-4 * torch.eye(len(x)))
+        return MultivariateNormal(
+            self.mean_module(x), self.covar_module(x) + 1e-4 * torch.eye(len(x))
+        )
 
 
 def best_bound(x: Tensor, y: Tensor, model: SparseGP, inducing: Tensor) -> float:
@@ -61,12 +72,21 @@ def best_bound(x: Tensor, y: Tensor, model: SparseGP, inducing: Tensor) -> float
     K = kernel(inducing).to_dense() + 1e-4 * torch.eye(len(inducing))
     cross, own = kernel(inducing, x).to_dense(), 1 + 1e-4
     explained = cross.T @ torch.linalg.solve(K, cross)
-    marginal = torch.distributions.MultivariateNormal(torch.zeros(len(x)), explained + NOISE * torch.eye(len(x)))
-    return ((marginal.log_prob(y) - (own - explained.diagonal()).sum() / (2 * NOISE)) / len(x)).item()
+    marginal = torch.distributions.MultivariateNormal(
+        torch.zeros(len(x)), explained + NOISE * torch.eye(len(x))
+    )
+    return (
+        (marginal.log_prob(y) - (own - explained.diagonal()).sum() / (2 * NOISE)) / len(x)
+    ).item()
 
 
-def gap(distribution: Callable[[int], nn.Module], optimizer: Callable[[list[Any]], torch.optim.Optimizer]) -> float:
-    """Train, and return by how many nats per example the bound falls short of the best; infinite if it failed."""
+def gap(
+    distribution: Callable[[int], nn.Module],
+    optimizer: Callable[[list[Any]], torch.optim.Optimizer],
+) -> float:
+    """Train, and return by how many nats per example the bound falls short of the best; infinite if
+    it failed.
+    """
     torch.manual_seed(0)
     x = torch.linspace(0, 3, 200)
     y = torch.sin(4 * x) + NOISE**0.5 * torch.randn(200)
@@ -80,7 +100,8 @@ def gap(distribution: Callable[[int], nn.Module], optimizer: Callable[[list[Any]
     rate = opt.param_groups[0]["lr"]
     try:
         for step in range(STEPS):
-            opt.param_groups[0]["lr"] = rate * min(1.0, 2 * (1 - step / STEPS))  # the second half falls to zero
+            # The second half falls to zero
+            opt.param_groups[0]["lr"] = rate * min(1.0, 2 * (1 - step / STEPS))
             opt.zero_grad()
             loss = -bound(model(x), y)
             loss.backward()
@@ -94,7 +115,7 @@ def gap(distribution: Callable[[int], nn.Module], optimizer: Callable[[list[Any]
 def main() -> None:
     torch.set_default_dtype(torch.float64)
     gpytorch.settings.cholesky_jitter._set_value(None, 1e-10, None)
-    adam: Callable[[list[Any]], torch.optim.Optimizer] = lambda params: torch.optim.Adam(params, lr=0.1)  # noqa: E731
+    adam = partial(torch.optim.Adam, lr=0.1)
     rows = [
         ("GPyTorch, natural, its own gradient descent", NaturalVariationalDistribution,
          lambda params: gpytorch.optim.NGD(params, num_data=200, lr=0.1)),
@@ -103,10 +124,17 @@ def main() -> None:
         ("SPDParameter, Adam", SPDVariationalDistribution, adam),
         ("SPDParameter, SGD with momentum", SPDVariationalDistribution,
          lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9)),
-        ("SPDParameter, Spectral", SPDVariationalDistribution, lambda params: Spectral(params, lr=0.1)),
+        (
+            "SPDParameter, Spectral",
+            SPDVariationalDistribution,
+            lambda params: Spectral(params, lr=0.1),
+        ),
     ]  # fmt: skip
     for name, distribution, optimizer in rows:
-        print(f"{name:45s} {gap(distribution, optimizer):.2e} nats per example below the best Gaussian")
+        print(
+            f"{name:45s} {gap(distribution, optimizer):.2e} nats per example below the best "
+            "Gaussian"
+        )
     torch.set_default_dtype(torch.float32)
 
 

@@ -1,8 +1,9 @@
 """Train a quantized network, for which gradients do not exist.
 
-All weights of the network are one of the integers -1, 0 and 1, and its hidden units are switched on or off: every
-derivative is zero. The search needs values alone. It treats the weights as integer coordinates with bounds, evaluates
-its whole population in one batched call, and looks at the error on held-out digits only at the end.
+All weights of the network are one of the integers -1, 0 and 1, and its hidden units are switched on
+or off: every derivative is zero. The search needs values alone. It treats the weights as integer
+coordinates with bounds, evaluates its whole population in one batched call, and looks at the error
+on held-out digits only at the end.
 """
 
 from __future__ import annotations
@@ -18,14 +19,22 @@ WEIGHTS = (PIXELS + 1) * HIDDEN + HIDDEN * CLASSES
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """Return handwritten digits 0 to 3, 4 x 4 pixels between -1 and 1, with a constant input, and their labels."""
-    pictures, labels = (torch.tensor(array) for array in load_digits(n_class=CLASSES, return_X_y=True))
-    small = torch.nn.functional.avg_pool2d(pictures.float().reshape(-1, 1, 8, 8) / 8 - 1, 2).flatten(1)
+    """Return handwritten digits 0 to 3, 4 x 4 pixels between -1 and 1, with a constant input, and
+    their labels.
+    """
+    pictures, labels = (
+        torch.tensor(array) for array in load_digits(n_class=CLASSES, return_X_y=True)
+    )
+    small = torch.nn.functional.avg_pool2d(
+        pictures.float().reshape(-1, 1, 8, 8) / 8 - 1, 2
+    ).flatten(1)
     return torch.cat([small, torch.ones(len(small), 1)], 1), labels
 
 
 def logits(weights: Tensor, inputs: Tensor) -> Tensor:
-    """Return what networks say, shape (networks, examples, classes), for weights of shape (networks, WEIGHTS)."""
+    """Return what networks say, shape (networks, examples, classes), for weights of shape
+    (networks, WEIGHTS).
+    """
     first = weights[:, : (PIXELS + 1) * HIDDEN].reshape(-1, PIXELS + 1, HIDDEN)
     second = weights[:, (PIXELS + 1) * HIDDEN :].reshape(-1, HIDDEN, CLASSES)
     switched = (inputs @ first > 0).float()  # on or off

@@ -1,9 +1,11 @@
-"""Estimate a covariance, also when some of the data are wrong: maximum likelihood over positive-definite matrices.
+"""Estimate a covariance, also when some of the data are wrong: maximum likelihood over
+positive-definite matrices.
 
-The chemical analyses of 178 wines, of which one in ten is replaced by nonsense. The covariance of a Gaussian is ruined
-by that; the scatter matrix of Student's t distribution, fitted together with its location, hardly notices. Both are one
-call of `minimize_spd` with the density that one wants. scikit-learn has the Gaussian in closed form, which ours must
-agree with, and the minimum covariance determinant for data with outliers.
+The chemical analyses of 178 wines, of which one in ten is replaced by nonsense. The covariance of a
+Gaussian is ruined by that; the scatter matrix of Student's t distribution, fitted together with its
+location, hardly notices. Both are one call of `minimize_spd` with the density that one wants.
+scikit-learn has the Gaussian in closed form, which ours must agree with, and the minimum covariance
+determinant for data with outliers.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def with_outliers(data: Tensor, part: float = 0.1, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     spoiled = data.clone()
     rows = torch.randperm(len(data), generator=generator)[: round(part * len(data))]
-    spoiled[rows] = 10 * torch.randn(len(rows), data.shape[1], generator=generator, dtype=data.dtype)
+    spoiled[rows] = 10 * torch.randn(
+        len(rows), data.shape[1], generator=generator, dtype=data.dtype
+    )
     return spoiled
 
 
@@ -39,7 +43,12 @@ def fit_gaussian(data: Tensor) -> SPDResult:
     def loss(covariance: TangentView, mean: Tensor) -> Tensor:
         return -covariance.log_prob(data - mean, power=1).mean()
 
-    return minimize_spd(loss, torch.eye(data.shape[1], dtype=data.dtype), data.new_zeros(data.shape[1]), factored=True)
+    return minimize_spd(
+        loss,
+        torch.eye(data.shape[1], dtype=data.dtype),
+        data.new_zeros(data.shape[1]),
+        factored=True,
+    )
 
 
 def fit_student(data: Tensor, freedom: float = 2.0) -> SPDResult:
@@ -49,13 +58,19 @@ def fit_student(data: Tensor, freedom: float = 2.0) -> SPDResult:
     def loss(scatter: TangentView, location: Tensor) -> Tensor:
         x = data - location
         distance = (x * scatter.solve(x)).sum(-1)
-        return 0.5 * scatter.logdet() + 0.5 * (freedom + size) * (1 + distance / freedom).log().mean()
+        return (
+            0.5 * scatter.logdet() + 0.5 * (freedom + size) * (1 + distance / freedom).log().mean()
+        )
 
-    return minimize_spd(loss, torch.eye(size, dtype=data.dtype), data.new_zeros(size), factored=True)
+    return minimize_spd(
+        loss, torch.eye(size, dtype=data.dtype), data.new_zeros(size), factored=True
+    )
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """Return how far two matrices are apart in the affine-invariant metric, apart from their scale."""
+    """Return how far two matrices are apart in the affine-invariant metric, apart from
+    their scale.
+    """
     logs = torch.linalg.eigvals(torch.linalg.solve(one, other)).real.log()
     return (logs - logs.mean()).norm().item()
 
@@ -65,16 +80,26 @@ def main() -> None:
     clean = wines()
     data, truth = with_outliers(clean), torch.cov(clean.T, correction=0)
     estimators = {
-        "scikit-learn EmpiricalCovariance": lambda x: torch.tensor(EmpiricalCovariance().fit(x.numpy()).covariance_),
+        "scikit-learn EmpiricalCovariance": lambda x: torch.tensor(
+            EmpiricalCovariance().fit(x.numpy()).covariance_
+        ),
         "ours, Gaussian": lambda x: fit_gaussian(x).S.dense(),
-        "scikit-learn MinCovDet": lambda x: torch.tensor(MinCovDet(random_state=0).fit(x.numpy()).covariance_),
+        "scikit-learn MinCovDet": lambda x: torch.tensor(
+            MinCovDet(random_state=0).fit(x.numpy()).covariance_
+        ),
         "ours, Student's t": lambda x: fit_student(x).S.dense(),
     }
     rows = []
     for name, estimate in estimators.items():
         begin = time.process_time()
         errors = [distance(truth, estimate(x)) for x in (clean, data)]
-        rows.append((name, *(f"{error:.2f}" for error in errors), f"{500 * (time.process_time() - begin):.0f}"))
+        rows.append(
+            (
+                name,
+                *(f"{error:.2f}" for error in errors),
+                f"{500 * (time.process_time() - begin):.0f}",
+            )
+        )
     print("Distance from the covariance of the clean data")
     for row in (("estimator", "clean", "outliers", "CPU ms"), *rows):
         print("{:<34}{:<7}{:<10}{}".format(*row))

@@ -1,9 +1,11 @@
-"""Learn a sparse inverse covariance: the graphical lasso with a smooth penalty, against scikit-learn's.
+"""Learn a sparse inverse covariance: the graphical lasso with a smooth penalty, against
+scikit-learn's.
 
-The precision matrix `P` minimizes `tr(P C) - log det P + α Σ |P_ij|` over the entries off the diagonal. The corner of
-the absolute value is rounded, `√(p² + ε²)`, and ε lowered step by step, each time from the last solution.
-scikit-learn's coordinate descent is made for this function; the point here is that any differentiable penalty is one
-line. The data are 30 measurements of 569 tumors, half of them held out.
+The precision matrix `P` minimizes `tr(P C) - log det P + α Σ |P_ij|` over the entries off the
+diagonal. The corner of the absolute value is rounded, `√(p² + ε²)`, and ε lowered step by step,
+each time from the last solution. scikit-learn's coordinate descent is made for this function; the
+point here is that any differentiable penalty is one line. The data are 30 measurements of 569
+tumors, half of them held out.
 """
 
 from __future__ import annotations
@@ -34,11 +36,15 @@ def objective(P: Tensor, C: Tensor, alpha: float, rounding: float = 0.0) -> Tens
     return (P * C).sum() - torch.logdet(P) + alpha * penalty
 
 
-def fit(C: Tensor, alpha: float, roundings: tuple[float, ...] = (0.1, 0.01, 0.001)) -> tuple[Tensor, int]:
+def fit(
+    C: Tensor, alpha: float, roundings: tuple[float, ...] = (0.1, 0.01, 0.001)
+) -> tuple[Tensor, int]:
     """Return the precision matrix and how many gradients it took."""
     P, gradients = torch.diag(1 / C.diagonal()), 0
     for rounding in roundings:
-        result = minimize_spd(lambda S, e=rounding: objective(S, C, alpha, e), P, gtol=1e-3, max_iter=200)
+        result = minimize_spd(
+            lambda S, e=rounding: objective(S, C, alpha, e), P, gtol=1e-3, max_iter=200
+        )
         P, gradients = result.S.dense(), gradients + result.ngrad
     return (P + P.T) / 2, gradients
 
@@ -56,7 +62,12 @@ def main() -> None:
         for name, P, spent in zip(("scikit-learn", "ours"), (theirs, ours), times, strict=True):
             likelihood = 0.5 * (torch.logdet(P) - (P * held_out).sum())
             small = (P.abs() < 0.01 * P.diagonal().min()).double().mean()
-            figures = f"{objective(P, known, alpha):.4f}", f"{likelihood:.2f}", f"{small:.0%}", f"{1e3 * spent:.0f}"
+            figures = (
+                f"{objective(P, known, alpha):.4f}",
+                f"{likelihood:.2f}",
+                f"{small:.0%}",
+                f"{1e3 * spent:.0f}",
+            )
             rows.append((alpha, name, *figures))
     columns = ("α", "method", "objective", "held-out log-likelihood", "small entries", "CPU ms")
     print("Regularized precision")

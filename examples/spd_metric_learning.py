@@ -1,9 +1,10 @@
 """Learn a Mahalanobis metric that brings wines of the same kind together.
 
-Neighborhood components analysis: under the metric `S`, each wine picks another at random, near ones more likely, and
-should pick one of its kind. `minimize_spd` learns `S` from all pairs; `SPDParameter` does so inside an ordinary
-training loop with minibatches and Adam. Both also keep `S` near the identity by `tr S - log det S`. The figure is the
-error of the three nearest neighbors on wines that were not used, over five folds.
+Neighborhood components analysis: under the metric `S`, each wine picks another at random, near ones
+more likely, and should pick one of its kind. `minimize_spd` learns `S` from all pairs;
+`SPDParameter` does so inside an ordinary training loop with minibatches and Adam. Both also keep
+`S` near the identity by `tr S - log det S`. The figure is the error of the three nearest neighbors
+on wines that were not used, over five folds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ Learner = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss(S: TangentView, x: Tensor, labels: Tensor, strength: float = 0.02) -> Tensor:
-    """Return how unlikely it is to pick a neighbor of the same kind, and how far `S` is from the identity."""
+    """Return how unlikely it is to pick a neighbor of the same kind, and how far `S` is from the
+    identity.
+    """
     inner = x @ S.matmul(x).T
     norms = inner.diagonal()
     distances = norms[:, None] + norms - 2 * inner
@@ -37,7 +40,9 @@ def loss(S: TangentView, x: Tensor, labels: Tensor, strength: float = 0.02) -> T
 def learn(x: Tensor, labels: Tensor) -> Tensor:
     """Learn from all pairs at once."""
     start = torch.eye(x.shape[1], dtype=x.dtype)
-    return minimize_spd(lambda S: loss(S, x, labels), start, factored=True, gtol=1e-3, max_iter=100).S.dense(0.5)
+    return minimize_spd(
+        lambda S: loss(S, x, labels), start, factored=True, gtol=1e-3, max_iter=100
+    ).S.dense(0.5)
 
 
 def learn_in_a_loop(x: Tensor, labels: Tensor, steps: int = 100) -> Tensor:

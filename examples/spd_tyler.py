@@ -1,8 +1,10 @@
-"""Tyler's estimator: the shape of a distribution with any tails, as a minimum over positive-definite matrices.
+"""Tyler's estimator: the shape of a distribution with any tails, as a minimum over
+positive-definite matrices.
 
-`d/n Σ log xᵢᵀ S⁻¹ xᵢ + log det S` does not change when an xᵢ is stretched, so heavy tails do not matter. Its usual
-solution is a fixed-point iteration made for this one function; `minimize_spd` and pymanopt know nothing but the
-function. The data are 30 measurements of 569 tumors, centered by their medians.
+`d/n Σ log xᵢᵀ S⁻¹ xᵢ + log det S` does not change when an xᵢ is stretched, so heavy tails do not
+matter. Its usual solution is a fixed-point iteration made for this one function; `minimize_spd` and
+pymanopt know nothing but the function. The data are 30 measurements of 569 tumors, centered by
+their medians.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from eigenstep.manifold import TangentView, minimize_spd
 
 
 def tumors() -> Tensor:
-    """Return the measurements, 569 × 30, each column with median 0 and a median distance of 1 from it."""
+    """Return the measurements, 569 × 30, each column with median 0 and a median distance of 1 from
+    it.
+    """
     data = torch.tensor(load_breast_cancer().data)
     data = data - data.median(0).values
     return data / data.abs().median(0).values
@@ -36,12 +40,16 @@ def loss(S: TangentView, data: Tensor) -> Tensor:
 def fit(data: Tensor) -> tuple[Tensor, int]:
     """Minimize with eigenstep; return the matrix and how many gradients it took."""
     size = data.shape[1]
-    result = minimize_spd(lambda S: loss(S, data), torch.eye(size, dtype=data.dtype), factored=True, gtol=1e-5)
+    result = minimize_spd(
+        lambda S: loss(S, data), torch.eye(size, dtype=data.dtype), factored=True, gtol=1e-5
+    )
     return result.S.dense(), result.ngrad
 
 
 def fixed_point(data: Tensor, tolerance: float = 1e-7) -> tuple[Tensor, int]:
-    """Iterate `S ← d/n Σ xᵢ xᵢᵀ / xᵢᵀ S⁻¹ xᵢ`; return the matrix and how many iterations it took."""
+    """Iterate `S ← d/n Σ xᵢ xᵢᵀ / xᵢᵀ S⁻¹ xᵢ`; return the matrix and how many
+    iterations it took.
+    """
     count, size = data.shape
     S, change, iterations = torch.eye(size, dtype=data.dtype), torch.inf, 0
     while change > tolerance and iterations < 10_000:
@@ -53,7 +61,9 @@ def fixed_point(data: Tensor, tolerance: float = 1e-7) -> tuple[Tensor, int]:
 
 
 def conjugate_gradient(data: Tensor) -> tuple[Tensor, int]:
-    """Minimize with pymanopt and a gradient by hand; return the matrix and how many gradients it took."""
+    """Minimize with pymanopt and a gradient by hand; return the matrix and how many gradients it
+    took.
+    """
     x, gradients = data.numpy(), 0
     count, size = x.shape
     manifold = SymmetricPositiveDefinite(size)
@@ -72,7 +82,9 @@ def conjugate_gradient(data: Tensor) -> tuple[Tensor, int]:
         return inverse - size * (y / (x * y).sum(-1, keepdims=True)).T @ y / count
 
     problem = pymanopt.Problem(manifold, cost, euclidean_gradient=gradient)
-    optimizer = ConjugateGradient(verbosity=0, min_gradient_norm=1e-5, max_iterations=5000, max_time=20)
+    optimizer = ConjugateGradient(
+        verbosity=0, min_gradient_norm=1e-5, max_iterations=5000, max_time=20
+    )
     return torch.tensor(optimizer.run(problem, initial_point=np.eye(size)).point), gradients
 
 
@@ -97,7 +109,10 @@ def main() -> None:
         S, steps = method(data)
         found[name] = value(S, data), steps, time.process_time() - begin
     least = min(v for v, _, _ in found.values())
-    rows = [(name, f"{v - least:.1e}", steps, f"{1e3 * spent:.0f}") for name, (v, steps, spent) in found.items()]
+    rows = [
+        (name, f"{v - least:.1e}", steps, f"{1e3 * spent:.0f}")
+        for name, (v, steps, spent) in found.items()
+    ]
     print("Tyler's estimator")
     for row in (("method", "above the least value", "gradients or iterations", "CPU ms"), *rows):
         print("{:<29}{:<23}{:<25}{}".format(*row))

@@ -1,7 +1,8 @@
-"""Watch what the optimizer learns: what each layer costs, how fast its bases turn, and its spectra in the end.
+"""Watch what the optimizer learns: what each layer costs, how fast its bases turn, and its spectra
+in the end.
 
-`Spectral.summary()` tells structure, memory and work of every parameter. `Spectral.metrics()` has numbers for loggers,
-and `Spectral.spectra()` the eigenvalues that were learned.
+`Spectral.summary()` tells structure, memory and work of every parameter. `Spectral.metrics()` has
+numbers for loggers, and `Spectral.spectra()` the eigenvalues that were learned.
 """
 
 from __future__ import annotations
@@ -36,11 +37,17 @@ def main(steps: int = 200) -> None:
     draw(log, optimizer.spectra(), "spectra.png")
 
 
-def draw(log: list[dict[str, float]], spectra: dict[str, dict[str, torch.Tensor]], path: str) -> None:
-    figure, (eigenvalues, conditions, speeds) = plt.subplots(1, 3, figsize=(15, 4), layout="constrained")
+def draw(
+    log: list[dict[str, float]], spectra: dict[str, dict[str, torch.Tensor]], path: str
+) -> None:
+    figure, (eigenvalues, conditions, speeds) = plt.subplots(
+        1, 3, figsize=(15, 4), layout="constrained"
+    )
     for name, found in spectra.items():
         for side in (0, 1):
-            eigenvalues.semilogy(found[f"eigenvalues_{side}"].flatten(), label=f"{name}, side {side}")
+            eigenvalues.semilogy(
+                found[f"eigenvalues_{side}"].flatten(), label=f"{name}, side {side}"
+            )
     steps = [numbers["steps"] for numbers in log]
     for key in log[-1]:
         kind, _, name = key.partition("/")

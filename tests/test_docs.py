@@ -15,7 +15,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{index}")
     for page in PAGES
-    for index, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
+    for index, block in enumerate(
+        re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    )
 ]
 
 
@@ -50,10 +52,14 @@ def test_names_and_files_that_a_page_mentions_exist(page: Path) -> None:
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize("package", ["", ".optim", ".search", ".manifold", ".inference", ".integrations"])
+@pytest.mark.parametrize(
+    "package", ["", ".optim", ".search", ".manifold", ".inference", ".integrations"]
+)
 def test_the_reference_explains_every_public_name(package: str) -> None:
     pages = (ROOT / "docs").glob("api*.md")
-    shown = {name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)}
+    shown = {
+        name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)
+    }
     home = importlib.import_module(f"eigenstep{package}")
     for name in home.__all__:
         thing = getattr(home, name)
@@ -62,8 +68,12 @@ def test_the_reference_explains_every_public_name(package: str) -> None:
 
 
 def test_the_gallery_shows_every_example() -> None:
-    shown = set(re.findall(r'--8<-- "examples/(.*)\.py"', (ROOT / "docs" / "gallery.md").read_text()))
-    runnable = {p.stem for p in (ROOT / "examples").glob("*.py") if "__main__" in p.read_text()} - {"gallery"}
+    shown = set(
+        re.findall(r'--8<-- "examples/(.*)\.py"', (ROOT / "docs" / "gallery.md").read_text())
+    )
+    runnable = {p.stem for p in (ROOT / "examples").glob("*.py") if "__main__" in p.read_text()} - {
+        "gallery"
+    }
     assert shown == runnable, "run `python examples/gallery.py`"
 
 
@@ -71,7 +81,9 @@ def test_the_index_and_the_navigation_name_every_page() -> None:
     pages = {page.name for page in (ROOT / "docs").glob("*.md")}
     index = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "index.md").read_text()))
     assert pages == index | {"index.md"}
-    assert pages == set(re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert pages == set(
+        re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    )
 
 
 def test_docstrings_have_no_roles_that_the_site_would_show_raw() -> None:
@@ -92,7 +104,9 @@ def test_examples_of_docstrings_are_shown_as_code() -> None:
 
 
 def test_bring_your_model_has_ten_situations_each_with_code() -> None:
-    sections = re.split(r"^## ", (ROOT / "docs" / "bring-your-model.md").read_text(), flags=re.MULTILINE)[1:]
+    sections = re.split(
+        r"^## ", (ROOT / "docs" / "bring-your-model.md").read_text(), flags=re.MULTILINE
+    )[1:]
     wanted = (
         "Vision transformer",
         "GPT",
@@ -104,4 +118,6 @@ def test_bring_your_model_has_ten_situations_each_with_code() -> None:
         "Frozen",
     )
     wanted += ("Mixed precision", "Several processes")
-    assert [s.startswith(w) and "```python" in s for s, w in zip(sections, wanted, strict=False)] == [True] * 10
+    assert [
+        s.startswith(w) and "```python" in s for s, w in zip(sections, wanted, strict=False)
+    ] == [True] * 10

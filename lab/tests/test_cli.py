@@ -24,7 +24,11 @@ def benchmark_module(monkeypatch):
     """A benchmark named 'toy' whose `run` the test may replace."""
     module = types.ModuleType("toy_benchmark", "A toy.")
     module.add_arguments = lambda parser: parser.add_argument("--size", type=int, default=3)
-    module.run = lambda args: {"size": args.size, "diverged": float("nan"), "list": (1.5, float("inf"))}
+    module.run = lambda args: {
+        "size": args.size,
+        "diverged": float("nan"),
+        "list": (1.5, float("inf")),
+    }
     monkeypatch.setitem(sys.modules, "toy_benchmark", module)
     toy = Command("toy_benchmark", "a toy", computes=False)
     monkeypatch.setattr(bench, "BENCHMARKS", {"toy": toy, "all": bench.BENCHMARKS["all"]})
@@ -39,7 +43,9 @@ def test_every_command_keeps_the_contract(command):
     assert module.__doc__
 
 
-@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS), *(["bench", name] for name in bench.BENCHMARKS)])
+@pytest.mark.parametrize(
+    "words", [[], *([name] for name in COMMANDS), *(["bench", name] for name in bench.BENCHMARKS)]
+)
 def test_help_explains_every_command(words, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([*words, "--help"])
@@ -48,12 +54,22 @@ def test_help_explains_every_command(words, capsys):
 
 
 def test_help_is_instant_because_nothing_heavy_is_imported():
-    code = "import sys, eigenstep_lab.cli as c\ntry: c.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+    code = (
+        "import sys, eigenstep_lab.cli as c\ntry: c.main(['--help'])\nfinally: assert "
+        "'torch' not in sys.modules"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode
+        == 0
+    )
 
 
-def test_benchmark_figures_go_to_json_with_the_command_that_made_them(benchmark_module, tmp_path, capsys):
-    assert cli.main(["bench", "toy", "--size", "4", "--json", str(tmp_path / "new" / "toy.json")]) == 0
+def test_benchmark_figures_go_to_json_with_the_command_that_made_them(
+    benchmark_module, tmp_path, capsys
+):
+    assert (
+        cli.main(["bench", "toy", "--size", "4", "--json", str(tmp_path / "new" / "toy.json")]) == 0
+    )
     written = json.loads((tmp_path / "new" / "toy.json").read_text())
     assert written["result"] == {"size": 4, "diverged": None, "list": [1.5, None]}
     assert written["command"].startswith("eigenstep bench toy --size 4")
@@ -80,7 +96,8 @@ def test_all_benchmarks_run_even_if_one_fails(benchmark_module, tmp_path, monkey
 def test_mistakes_end_in_one_sentence_and_status_2(capsys):
     assert cli.main(["data", "check", "cifar"]) == 2
     assert capsys.readouterr().err == (
-        "eigenstep: error: no dataset cifar: expected digits, fashion-mnist, cifar-10, shakespeare or all\n"
+        "eigenstep: error: no dataset cifar: expected digits, fashion-mnist, cifar-10, shakespeare "
+        "or all\n"
     )
     assert cli.main(["data", "fetch"]) == 2
     assert "say which dataset to fetch" in capsys.readouterr().err
@@ -112,13 +129,20 @@ def test_doctor_reports_torch_bf16_peers_and_data(tmp_path, capsys):
     found = json.loads((tmp_path / "doctor.json").read_text())
     assert "bf16 matmul" in found["machine"]["bf16 on the CPU"]
     assert [name for name, version in found["peers"].items() if version.startswith("missing")] == []
-    assert [row[0] for row in found["datasets"]] == ["digits", "fashion-mnist", "cifar-10", "shakespeare"]
+    assert [row[0] for row in found["datasets"]] == [
+        "digits",
+        "fashion-mnist",
+        "cifar-10",
+        "shakespeare",
+    ]
     assert "torch" in capsys.readouterr().out
 
 
 def test_demo_trains_with_four_optimizers_and_draws(tmp_path, capsys):
     assert cli.main(["demo", "--steps", "60", "--plot", str(tmp_path / "demo.png")]) == 0
-    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    rows = [
+        line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")
+    ]
     losses = {row[1].strip(): float(row[3]) for row in rows}
     assert set(losses) == {"spectral", "soap", "muon", "adamw"}
     assert losses["spectral"] < math.log(10) - 0.3  # clearly better than guessing one of ten digits
@@ -148,10 +172,15 @@ def test_a_result_file_is_whole_or_not_there(tmp_path):
         (["doctor", "--json", "file/doctor.json"], "cannot write to file/doctor.json: file: "),
         (["bench", "step", "--plot", "file/step.png"], "cannot write to file/step.png: file: "),
         (["bench", "all", "--directory", "file"], "cannot write to file: it is no folder"),
-        (["reproduce", "all", "--directory", "file/figures"], "cannot write to file/figures: file: "),
+        (
+            ["reproduce", "all", "--directory", "file/figures"],
+            "cannot write to file/figures: file: ",
+        ),
     ],
 )
-def test_what_cannot_be_written_is_told_before_the_work(words, message, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_written_is_told_before_the_work(
+    words, message, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
@@ -171,7 +200,9 @@ def test_a_folder_without_permission_is_told_before_the_work(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("number", [28, 30])
-def test_a_disk_that_is_full_or_read_only_ends_in_one_sentence(number, benchmark_module, tmp_path, monkeypatch, capsys):
+def test_a_disk_that_is_full_or_read_only_ends_in_one_sentence(
+    number, benchmark_module, tmp_path, monkeypatch, capsys
+):
     def fail(_):
         raise OSError(number, os.strerror(number))
 

@@ -41,7 +41,9 @@ def test_working_bf16_needs_no_setting(environment, monkeypatch):
 
 
 def test_illegal_instruction_is_repaired_by_the_setting(environment, monkeypatch):
-    monkeypatch.setattr(cpu, "_PROBE", f"import os\nif os.environ.get({VARIABLE!r}) != {VALUE!r}: {DIE}")
+    monkeypatch.setattr(
+        cpu, "_PROBE", f"import os\nif os.environ.get({VARIABLE!r}) != {VALUE!r}: {DIE}"
+    )
     found = cpu.prepare()
     assert found.verdict == f"works with {VARIABLE}={VALUE}"
     assert found.failure == "SIGILL"
@@ -81,10 +83,16 @@ assert "torch" not in sys.modules and dict(os.environ) == before
     assert child(code) == ""
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="oneDNN's names of x86 instruction sets")
-@pytest.mark.parametrize(("first", "expected"), [("", True), ("torch.randn(512, 512) @ torch.randn(512, 512)", False)])
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="oneDNN's names of x86 instruction sets"
+)
+@pytest.mark.parametrize(
+    ("first", "expected"), [("", True), ("torch.randn(512, 512) @ torch.randn(512, 512)", False)]
+)
 def test_the_setting_counts_until_the_first_matmul(first, expected):
-    """What the docstring of eigenstep_lab.cpu promises, shown with an instruction set that every x86 has."""
+    """What the docstring of eigenstep_lab.cpu promises, shown with an instruction set that every
+    x86 has.
+    """
     code = f"""
 import os, torch
 {first}

@@ -43,7 +43,10 @@ def fashion(root, random):
     folder.mkdir(parents=True)
     written = {}
     for part, size in (("train", 30), ("t10k", 10)):
-        written[part] = random.integers(0, 256, (size, 28, 28), dtype=np.uint8), np.arange(size, dtype=np.uint8) % 10
+        written[part] = (
+            random.integers(0, 256, (size, 28, 28), dtype=np.uint8),
+            np.arange(size, dtype=np.uint8) % 10,
+        )
         write_idx(folder / f"{part}-images-idx3-ubyte.gz", written[part][0])
         write_idx(folder / f"{part}-labels-idx1-ubyte.gz", written[part][1])
     return folder, written
@@ -54,7 +57,9 @@ def cifar(root, random):
     folder = root / "cifar-10"
     folder.mkdir(parents=True)
     sheets = random.integers(0, 256, (6, 4, 32, 32, 3), dtype=np.uint8)
-    for sheet, name in zip(sheets, [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"], strict=True):
+    for sheet, name in zip(
+        sheets, [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"], strict=True
+    ):
         Image.fromarray(sheet.reshape(4, 1024, 3)).save(folder / f"{name}.png")
     (folder / "train_lables.json").write_text(json.dumps([k % 10 for k in range(20)]))
     (folder / "test_lables.json").write_text("[9, 8, 7, 6]")
@@ -94,7 +99,9 @@ def test_fashion_mnist_is_read_as_written(fashion):
 def test_cifar_is_read_as_written(cifar):
     _, sheets = cifar
     images = load_images("cifar-10")
-    assert np.array_equal(images.train_pixels.permute(0, 2, 3, 1), sheets[:5].reshape(-1, 32, 32, 3))
+    assert np.array_equal(
+        images.train_pixels.permute(0, 2, 3, 1), sheets[:5].reshape(-1, 32, 32, 3)
+    )
     assert np.array_equal(images.test_pixels.permute(0, 2, 3, 1), sheets[5])
     assert images.test_labels.tolist() == [9, 8, 7, 6]
 
@@ -199,9 +206,24 @@ def flip(path):
     ("name", "file", "damage", "message"),
     [
         ("fashion-mnist", "train-images-idx3-ubyte.gz", truncate, "is damaged or incomplete"),
-        ("fashion-mnist", "train-images-idx3-ubyte.gz", lambda p: p.write_bytes(b"<html>"), "is damaged or incomplete"),
-        ("fashion-mnist", "t10k-labels-idx1-ubyte.gz", lambda p: p.write_bytes(gzip.compress(b"hello")), "not an IDX"),
-        ("fashion-mnist", "t10k-labels-idx1-ubyte.gz", lambda p: p.write_bytes(gzip.compress(b"")), "not an IDX"),
+        (
+            "fashion-mnist",
+            "train-images-idx3-ubyte.gz",
+            lambda p: p.write_bytes(b"<html>"),
+            "is damaged or incomplete",
+        ),
+        (
+            "fashion-mnist",
+            "t10k-labels-idx1-ubyte.gz",
+            lambda p: p.write_bytes(gzip.compress(b"hello")),
+            "not an IDX",
+        ),
+        (
+            "fashion-mnist",
+            "t10k-labels-idx1-ubyte.gz",
+            lambda p: p.write_bytes(gzip.compress(b"")),
+            "not an IDX",
+        ),
         (
             "fashion-mnist",
             "t10k-labels-idx1-ubyte.gz",
@@ -223,9 +245,24 @@ def flip(path):
         ("fashion-mnist", "train-images-idx3-ubyte.gz", flip, "is damaged or incomplete"),
         ("cifar-10", "data_batch_3.png", flip, "data_batch_3.png is damaged or incomplete"),
         ("cifar-10", "data_batch_3.png", truncate, "data_batch_3.png is damaged or incomplete"),
-        ("cifar-10", "data_batch_3.png", lambda p: Image.new("RGB", (32, 32)).save(p), "1024 pixels, not 32"),
-        ("cifar-10", "test_lables.json", lambda p: p.write_text("[1, 2"), "test_lables.json is damaged"),
-        ("cifar-10", "test_lables.json", lambda p: p.write_text("[1, 2]"), "4 test pictures but 2 labels"),
+        (
+            "cifar-10",
+            "data_batch_3.png",
+            lambda p: Image.new("RGB", (32, 32)).save(p),
+            "1024 pixels, not 32",
+        ),
+        (
+            "cifar-10",
+            "test_lables.json",
+            lambda p: p.write_text("[1, 2"),
+            "test_lables.json is damaged",
+        ),
+        (
+            "cifar-10",
+            "test_lables.json",
+            lambda p: p.write_text("[1, 2]"),
+            "4 test pictures but 2 labels",
+        ),
     ],
 )
 def test_damaged_files_are_named(fashion, cifar, root, name, file, damage, message):
@@ -238,10 +275,17 @@ def huge_png(path, side):
     """A few bytes that promise side × side pixels."""
 
     def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    )
 
 
 @pytest.mark.parametrize("side", [10_000, 20_000, 100_000])
@@ -249,7 +293,9 @@ def test_pictures_of_hundreds_of_megapixels_are_refused(pictures, cifar, side):
     huge_png(pictures / "train" / "cat" / "1.png", side)
     huge_png(cifar[0] / "data_batch_3.png", side)
     for source, name in ((pictures, "1.png"), ("cifar-10", "data_batch_3.png")):
-        with pytest.raises(UserError, match=rf"{name} has more than 89,478,485 pixels: make it smaller"):
+        with pytest.raises(
+            UserError, match=rf"{name} has more than 89,478,485 pixels: make it smaller"
+        ):
             load_images(source)
 
 
@@ -257,7 +303,9 @@ def test_files_that_promise_too_much_are_refused(fashion, cifar, root, tmp_path,
     bomb = fashion[0] / "train-images-idx3-ubyte.gz"
     for header in (b"\0\0\x08\x03" + b"\xff" * 12, b"\0\0\x08\x02\0\1\0\0\0\1\0\0"):
         bomb.write_bytes(gzip.compress(header))
-        with pytest.raises(UserError, match=r"train-images.* promises [\d,]+ bytes, more than the 1,073,741,824"):
+        with pytest.raises(
+            UserError, match=r"train-images.* promises [\d,]+ bytes, more than the 1,073,741,824"
+        ):
             load_images("fashion-mnist")
     bomb.write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\1" + bytes(10**6)))
     with pytest.raises(UserError, match="promises 1 bytes, more came"):
@@ -297,7 +345,8 @@ def test_damaged_folders_and_texts_are_named(pictures, tmp_path):
 def test_what_is_not_there_says_how_to_get_it(root):
     assert find("cifar-10") is None
     with pytest.raises(
-        ValueError, match=r"cifar-10 was not found in .*root.cifar-10\. .*eigenstep data fetch cifar-10"
+        ValueError,
+        match=r"cifar-10 was not found in .*root.cifar-10\. .*eigenstep data fetch cifar-10",
     ):
         load_images("cifar-10")
     with pytest.raises(ValueError, match=r"no pictures 'mnist': .*digits, fashion-mnist, cifar-10"):
@@ -333,7 +382,10 @@ def test_classes_are_sampled_and_their_list_is_kept(tmp_path, capsys):
     assert len(set(chosen)) == 4
     assert describe(str(tmp_path / "some")) == "4 + 4 pictures in 4 classes"
     assert sorted(path.name for path in (tmp_path / "some" / "val").iterdir()) == chosen
-    assert cli.main([*words, str(tmp_path / "same"), "--list", str(tmp_path / "some" / "classes.txt")]) == 0
+    assert (
+        cli.main([*words, str(tmp_path / "same"), "--list", str(tmp_path / "some" / "classes.txt")])
+        == 0
+    )
     assert (tmp_path / "same" / "classes.txt").read_text().split() == chosen
     assert cli.main([*words, str(tmp_path / "other"), "--classes", "4", "--seed", "1"]) == 0
     assert (tmp_path / "other" / "classes.txt").read_text().split() != chosen

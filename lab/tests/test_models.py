@@ -21,8 +21,12 @@ def block_parameters(d):
 
 
 def test_parameter_counts_match_the_formula():
-    assert count(small_vit()) == (48 * 16 + 16) + 6 * 16 + 2 * block_parameters(16) + 2 * 16 + (16 * 5 + 5)
-    assert count(small_gpt()) == 11 * 16 + 7 * 16 + 2 * block_parameters(16) + 2 * 16 + (16 * 11 + 11)
+    assert count(small_vit()) == (48 * 16 + 16) + 6 * 16 + 2 * block_parameters(16) + 2 * 16 + (
+        16 * 5 + 5
+    )
+    assert count(small_gpt()) == 11 * 16 + 7 * 16 + 2 * block_parameters(16) + 2 * 16 + (
+        16 * 11 + 11
+    )
 
 
 def test_full_plain_vit_has_85_6_million_parameters():
@@ -57,7 +61,9 @@ def test_every_weight_is_set_and_gets_a_gradient(build):
 
 
 def test_vit_tokens_are_the_patches():
-    """Without blocks and positions the logits are the head of the normalized, averaged patch embeddings."""
+    """Without blocks and positions the logits are the head of the normalized, averaged patch
+    embeddings.
+    """
     model = small_vit(depth=0)
     torch.nn.init.zeros_(model.positions)
     pictures = torch.randn(2, 3, 8, 12)

@@ -10,7 +10,9 @@ from eigenstep_lab.models.transformers import ViT
 from eigenstep_lab.registry import OPTIMIZERS, Together, build, is_hidden_matrix
 
 STARTS_LATE = ("soap", "soap_2048", "klsoap", "klshampoo", "soap_reference")
-"""These use the first gradient for their preconditioner only: the weights stay where they are in the first step."""
+"""These use the first gradient for their preconditioner only: the weights stay where they are in
+the first step.
+"""
 
 
 def network():
@@ -19,7 +21,9 @@ def network():
 
 def batch():
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(32, 1, 8, 8, generator=generator), torch.randint(4, (32,), generator=generator)
+    return torch.randn(32, 1, 8, 8, generator=generator), torch.randint(
+        4, (32,), generator=generator
+    )
 
 
 def train(model, optimizer, steps):
@@ -44,7 +48,11 @@ def test_every_optimizer_learns_and_repeats_itself(name):
     for _ in range(2):
         torch.manual_seed(0)
         model = network()
-        runs.append(train(model, build(name, model.named_parameters(), lr=2e-3, weight_decay=0.01), steps=30))
+        runs.append(
+            train(
+                model, build(name, model.named_parameters(), lr=2e-3, weight_decay=0.01), steps=30
+            )
+        )
     assert runs[0][-1] < 0.9 * runs[0][0]
     assert runs[0] == runs[1]
 
@@ -57,7 +65,11 @@ def test_weight_decay_is_decoupled(name):
         torch.manual_seed(0)
         model = network()
         start = weights(model)
-        train(model, build(name, model.named_parameters(), lr=1e-4, weight_decay=weight_decay), steps=10)
+        train(
+            model,
+            build(name, model.named_parameters(), lr=1e-4, weight_decay=weight_decay),
+            steps=10,
+        )
         ends.append(weights(model))
     shrunk = (ends[0] - ends[1]) @ start / (start @ start)
     steps = 9 if name in STARTS_LATE else 10
@@ -101,7 +113,14 @@ def test_muon_gets_the_hidden_matrices_and_adamw_the_rest():
     names = {parameter: name for name, parameter in model.named_parameters()}
     hidden = {names[parameter] for group in muon.param_groups for parameter in group["params"]}
     others = {names[parameter] for group in adamw.param_groups for parameter in group["params"]}
-    layers = ("attention.query", "attention.key", "attention.value", "attention.out", "mlp_in", "mlp_out")
+    layers = (
+        "attention.query",
+        "attention.key",
+        "attention.value",
+        "attention.out",
+        "mlp_in",
+        "mlp_out",
+    )
     assert hidden == {f"blocks.0.{layer}.weight" for layer in layers}
     assert hidden | others == set(names.values())
     assert not hidden & others
@@ -109,7 +128,9 @@ def test_muon_gets_the_hidden_matrices_and_adamw_the_rest():
 
 
 def test_muon_in_float32_is_torchs_muon_but_for_rounding():
-    """Bfloat16 keeps eight bits: five Newton-Schulz steps of torch's own are off by some hundredths."""
+    """Bfloat16 keeps eight bits: five Newton-Schulz steps of torch's own are off by some
+    hundredths.
+    """
     moves, torchs = [], torch.optim._muon._zeropower_via_newtonschulz
     for name in ("muon_float32", "muon"):
         torch.manual_seed(0)

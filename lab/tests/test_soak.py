@@ -83,7 +83,13 @@ def test_a_sound_optimizer_passes(monkeypatch):
     counts, failures = soak.attempt(0, NUMBERS)
     assert failures == []
     assert counts["configurations: train"] == len(NUMBERS)
-    for name in ("steps", "kills", "steps left out", "steps without old bases", "moves compared with AdamW"):
+    for name in (
+        "steps",
+        "kills",
+        "steps left out",
+        "steps without old bases",
+        "moves compared with AdamW",
+    ):
         assert counts[name] > 10, name
 
 
@@ -120,7 +126,8 @@ def test_the_command_ends_in_time_and_says_what_failed(monkeypatch, capsys):
     assert "Nothing broke." in capsys.readouterr().out
     monkeypatch.setattr(training, "Spectral", TooFast)
     with pytest.raises(SystemExit) as stop:
-        cli.main(["soak", "--minutes", "5", "--jobs", "1", "--seed", "3"])  # it ends after some failures
+        # It ends after some failures
+        cli.main(["soak", "--minutes", "5", "--jobs", "1", "--seed", "3"])
     assert stop.value.code == 1
     assert "failed. Repeat: eigenstep soak --seed 3 --only " in capsys.readouterr().out
 

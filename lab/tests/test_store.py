@@ -51,4 +51,5 @@ def test_the_fingerprint_covers_all_that_a_step_runs_through() -> None:
     finally:
         sys.setprofile(before)
     found = {str(Path(name).relative_to(root)) for name in seen if name.startswith(str(root))}
-    assert found - {"core/arguments.py", "optim/storage.py"} <= set(SOURCES)  # checks, and whether state is packed
+    # Checks, and whether state is packed
+    assert found - {"core/arguments.py", "optim/storage.py"} <= set(SOURCES)

@@ -50,13 +50,17 @@ def random_diagonal(n: int, batch: Batch = ()) -> Diagonal:
     return Diagonal(spread_eigs(n, batch))
 
 
-def random_kronecker(sizes: Sequence[int], kinds: Sequence[str] | None = None, batch: Batch = ()) -> Kronecker:
+def random_kronecker(
+    sizes: Sequence[int], kinds: Sequence[str] | None = None, batch: Batch = ()
+) -> Kronecker:
     build: dict[str, Callable[..., Full | Diagonal]] = {
         "full": random_full,
         "diagonal": random_diagonal,
         "identity": Identity.identity,
     }
-    factors = [build[kind](n, batch) for kind, n in zip(kinds or ["full"] * len(sizes), sizes, strict=True)]
+    factors = [
+        build[kind](n, batch) for kind, n in zip(kinds or ["full"] * len(sizes), sizes, strict=True)
+    ]
     return Kronecker(0.5 + torch.rand(tuple(batch)), tuple(factors)).normalized()
 
 
@@ -69,11 +73,17 @@ STRUCTURES: dict[str, Callable[[Batch], SPD]] = {
     "kronecker-2-factors": lambda batch: random_kronecker([3, 4], batch=batch),
     "kronecker-3-factors": lambda batch: random_kronecker([2, 3, 2], batch=batch),
     "kronecker-4-factors": lambda batch: random_kronecker([2, 1, 3, 2], batch=batch),
-    "kronecker-mixed": lambda batch: random_kronecker([3, 2, 3], ["full", "identity", "diagonal"], batch),
-    "kronecker-all-diagonal": lambda batch: random_kronecker([3, 4], ["diagonal", "diagonal"], batch),
+    "kronecker-mixed": lambda batch: random_kronecker(
+        [3, 2, 3], ["full", "identity", "diagonal"], batch
+    ),
+    "kronecker-all-diagonal": lambda batch: random_kronecker(
+        [3, 4], ["diagonal", "diagonal"], batch
+    ),
     "kronecker-one-sided": lambda batch: random_kronecker([4, 3], ["identity", "full"], batch),
 }
-"""One instance builder for each structure, given the batch dimensions: all that the shared tests ask of it."""
+"""One instance builder for each structure, given the batch dimensions: all that the shared tests
+ask of it.
+"""
 
 BATCHES: list[tuple[int, ...]] = [(), (3,), (2, 3)]
 
@@ -97,11 +107,15 @@ def factor_oracle(factor: Full | Diagonal, index: tuple[int, ...]) -> Tensor:
 
 
 def dense_oracle(S: SPD) -> Tensor:
-    """Return ``S`` as ordinary float64 matrices, straight from the definition, one batch element at a time."""
+    """Return ``S`` as ordinary float64 matrices, straight from the definition, one batch element at
+    a time.
+    """
     matrices = []
     for index in indices(S):
         if isinstance(S, Kronecker):
-            matrix = S.scale[index].double() * kron(factor_oracle(factor, index) for factor in S.factors)
+            matrix = S.scale[index].double() * kron(
+                factor_oracle(factor, index) for factor in S.factors
+            )
         else:
             assert isinstance(S, (Full, Diagonal))
             matrix = factor_oracle(S, index)
@@ -125,7 +139,9 @@ def at(S: SPD, index: tuple[int, ...]) -> SPD:
     if isinstance(S, Kronecker):
         return Kronecker(S.scale[index], tuple(at(factor, index) for factor in S.factors))  # type: ignore[misc]
     if isinstance(S, Full):
-        return Full(S.basis[index], S.eigs[index], None if S.residual is None else S.residual[index])
+        return Full(
+            S.basis[index], S.eigs[index], None if S.residual is None else S.residual[index]
+        )
     assert isinstance(S, Diagonal)
     return type(S)(S.eigs[index])
 
@@ -145,7 +161,9 @@ def dense_curvature(S: SPD, curvature: OuterProducts) -> Dense:
     count, batch = len(curvature.vectors), S.batch_shape
     vectors = curvature.vectors.reshape(count, *batch, math.prod(S.sizes))
     weights = torch.ones(count) if curvature.weights is None else curvature.weights
-    weights = weights.reshape(*weights.shape, *[1] * (1 + len(batch) - weights.ndim)).expand(count, *batch)
+    weights = weights.reshape(*weights.shape, *[1] * (1 + len(batch) - weights.ndim)).expand(
+        count, *batch
+    )
     matrix = torch.einsum("k...,k...i,k...j->...ij", weights, vectors, vectors)
     return Dense(matrix + torch.as_tensor(curvature.shift)[..., None, None] * dense_oracle(S))
 

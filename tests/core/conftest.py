@@ -1,4 +1,6 @@
-"""Settings of the core's tests: float64 unless a test says otherwise, and the same random numbers in every run."""
+"""Settings of the core's tests: float64 unless a test says otherwise, and the same random numbers
+in every run.
+"""
 
 import os
 
@@ -9,9 +11,11 @@ from eigenstep.core.matrices import SPD
 
 from .cases import BATCHES, STRUCTURES
 
-# Derandomized: a test that passes today passes tomorrow. HYPOTHESIS_PROFILE=explore looks for new cases, and quick has
-# few of them, for `make mutants`.
-settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+# Derandomized: a test that passes today passes tomorrow. HYPOTHESIS_PROFILE=explore looks for new
+# cases, and quick has few of them, for `make mutants`.
+settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("quick", settings.get_profile("repeatable"), max_examples=5)
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))

@@ -1,4 +1,6 @@
-"""The paper's claims about its steps, one test or class of tests each; `test_claims_metric` has the others."""
+"""The paper's claims about its steps, one test or class of tests each; `test_claims_metric` has the
+others.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,20 @@ ROTATIONS: dict[str, Rotation] = {
 
 
 class TestClaim2FirstOrderEquality:
-    """One step equals ``S <- (1 - beta gamma) S + beta H`` up to an error of second order in ``beta``."""
+    """One step equals ``S <- (1 - beta gamma) S + beta H`` up to an error of second order in
+    ``beta``.
+    """
 
     @pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
     @pytest.mark.parametrize("rayleigh", [False, True], ids=["paper's eigenvalues", "rayleigh"])
     @pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
-    @pytest.mark.parametrize("kind", ["gradient outer product", "definite", "indefinite", "negative definite"])
+    @pytest.mark.parametrize(
+        "kind", ["gradient outer product", "definite", "indefinite", "negative definite"]
+    )
     @pytest.mark.parametrize("n", [2, 6])
-    def test_one_step(self, rotation: Rotation, rayleigh: bool, decay: float, kind: str, n: int) -> None:
+    def test_one_step(
+        self, rotation: Rotation, rayleigh: bool, decay: float, kind: str, n: int
+    ) -> None:
         S = random_full(n)
         g = torch.randn(n)
         H = {
@@ -75,14 +83,25 @@ class TestClaim2FirstOrderEquality:
         S, g = random_full(6), torch.randn(6)
 
         def error(lr: float) -> float:
-            new = update(S, OuterProducts(g[None]), lr=lr, decay=decay, rotation=rotation, positive=truncated_exp)
-            return float((new.dense() - ((1 - lr * decay) * S.dense() + lr * torch.outer(g, g))).norm())
+            new = update(
+                S,
+                OuterProducts(g[None]),
+                lr=lr,
+                decay=decay,
+                rotation=rotation,
+                positive=truncated_exp,
+            )
+            return float(
+                (new.dense() - ((1 - lr * decay) * S.dense() + lr * torch.outer(g, g))).norm()
+            )
 
         assert order_of(error) == pytest.approx(2, abs=0.1)
 
     @pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
     def test_several_steps(self, rotation: Rotation) -> None:
-        """The paper's formal claim is about the iterates of a whole sequence of gradient outer products."""
+        """The paper's formal claim is about the iterates of a whole sequence of gradient outer
+        products.
+        """
         start, gradients = random_full(4), torch.randn(5, 4)
 
         def error(lr: float) -> float:
@@ -107,7 +126,9 @@ class TestClaim2FirstOrderEquality:
 
 
 class TestClaimApprox1TraceIdentity:
-    """``mean(diag(W) / d)`` is the same number for every factor: ``Tr(S^-1 H)`` over the size of ``S``."""
+    """``mean(diag(W) / d)`` is the same number for every factor: ``Tr(S^-1 H)`` over the size of
+    ``S``.
+    """
 
     def test_two_factors_in_the_papers_words(self) -> None:
         S, G = random_kronecker([3, 4]), torch.randn(3, 4)
@@ -137,7 +158,9 @@ class TestClaimApprox2MergedUpdate:
         new = update(S, OuterProducts(G[None]), lr=lr, decay=decay)
         for a, b, w in zip(new.factors, S.factors, project(S, OuterProducts(G[None])), strict=True):
             m = (w.diag() - decay * b.eigs) / b.eigs
-            assert_close(new.scale * a.eigs, S.scale * b.eigs * (lr * m).exp(), rtol=1e-11, atol=1e-11)
+            assert_close(
+                new.scale * a.eigs, S.scale * b.eigs * (lr * m).exp(), rtol=1e-11, atol=1e-11
+            )
 
     @pytest.mark.parametrize("sizes", [[3, 4], [2, 3, 2]])
     @pytest.mark.parametrize("decay", [0.0, 1.0])
@@ -155,7 +178,9 @@ class TestClaimApprox2MergedUpdate:
         assert order_of(error) == pytest.approx(2, abs=0.1)
 
     def test_truncated_factors_are_centered_logarithms(self) -> None:
-        """``d = exp(log n - mean log n)`` and ``alpha`` grows by the mean over factors of ``mean log n``."""
+        """``d = exp(log n - mean log n)`` and ``alpha`` grows by the mean over factors of ``mean
+        log n``.
+        """
         lr, S, G = 0.05, random_kronecker([3, 4, 2]), torch.randn(3, 4, 2)
         new = update(S, OuterProducts(G[None]), lr=lr, positive=truncated_exp)
         logs = []
@@ -166,7 +191,9 @@ class TestClaimApprox2MergedUpdate:
 
 
 class TestLastClaimCayleyMap:
-    """The Cayley map is well defined on skew-symmetric matrices and injective, with a closed-form inverse."""
+    """The Cayley map is well defined on skew-symmetric matrices and injective, with a closed-form
+    inverse.
+    """
 
     @pytest.mark.parametrize("size", [0.0, 1e-6, 1.0, 100.0])
     @pytest.mark.parametrize("n", [1, 2, 3, 8])
@@ -176,7 +203,9 @@ class TestLastClaimCayleyMap:
         Q = cayley(N)
         assert defect(Q) < 1e-11
         assert_close(torch.linalg.det(Q), torch.ones(50))
-        assert_close(Q, (torch.eye(n) + N) @ torch.linalg.inv(torch.eye(n) - N), rtol=1e-9, atol=1e-9)
+        assert_close(
+            Q, (torch.eye(n) + N) @ torch.linalg.inv(torch.eye(n) - N), rtol=1e-9, atol=1e-9
+        )
 
     @pytest.mark.parametrize("size", [1e-6, 1.0, 100.0])
     def test_injective_with_inverse(self, size: float) -> None:
@@ -197,7 +226,9 @@ class TestLastClaimCayleyMap:
 
 
 def test_diagonal_structure_never_rotates() -> None:
-    """Section 3.2: with a diagonal basis the skew part vanishes, so only ``d`` learns, from the diagonal of ``H``."""
+    """Section 3.2: with a diagonal basis the skew part vanishes, so only ``d`` learns, from the
+    diagonal of ``H``.
+    """
     S, H = random_diagonal(5), random_symmetric(5)
     new = update(S, Dense(H), lr=0.1)
     assert isinstance(new, Diagonal)

@@ -1,7 +1,9 @@
-"""The paper's claims 1 and 3 to 7, one test or class of tests each: coordinates, and the Fisher metric in them.
+"""The paper's claims 1 and 3 to 7, one test or class of tests each: coordinates, and the Fisher
+metric in them.
 
-The oracle of everything about the metric is automatic differentiation: the metric at a point is the Hessian, in the
-local coordinates, of the Kullback-Leibler divergence from the Gaussian at that point.
+The oracle of everything about the metric is automatic differentiation: the metric at a point is the
+Hessian, in the local coordinates, of the Kullback-Leibler divergence from the Gaussian at that
+point.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def divergence(mean: Tensor, precision: Tensor, mean0: Tensor, precision0: Tenso
     """Return the Kullback-Leibler divergence from the Gaussian with index 0 to the other one."""
     product = torch.linalg.solve(precision0, precision)
     shift = mean - mean0
-    return 0.5 * (product.trace() + shift @ precision @ shift - len(mean) - torch.linalg.slogdet(product)[1])
+    return 0.5 * (
+        product.trace() + shift @ precision @ shift - len(mean) - torch.linalg.slogdet(product)[1]
+    )
 
 
 def lower_to_skew(lower: Tensor, n: int) -> Tensor:
@@ -59,9 +63,11 @@ def rotation_metric(d: Tensor) -> Tensor:
 
 
 class TestClaim1LinearInvariance:
-    """Riemannian gradient descent takes the same steps in linear, also over-parametrized, coordinates.
+    """Riemannian gradient descent takes the same steps in linear, also over-parametrized,
+    coordinates.
 
-    The coordinates are ``tau = log d``, in which our exponential map makes ``update`` exactly such a descent.
+    The coordinates are ``tau = log d``, in which our exponential map makes ``update`` exactly such
+    a descent.
     """
 
     @pytest.mark.parametrize("extra", [0, 3], ids=["invertible", "over-parametrized"])
@@ -70,7 +76,11 @@ class TestClaim1LinearInvariance:
         S = random_diagonal(n)
         curvatures = [random_symmetric(n) for _ in range(5)]
         U = torch.randn(n, n + extra)
-        lam = torch.linalg.lstsq(U, S.eigs.log()).solution if not extra else U.pinverse() @ S.eigs.log()
+        lam = (
+            torch.linalg.lstsq(U, S.eigs.log()).solution
+            if not extra
+            else U.pinverse() @ S.eigs.log()
+        )
         zero = torch.zeros(n)
 
         for H in curvatures:
@@ -82,11 +92,15 @@ class TestClaim1LinearInvariance:
             here = lam
 
             def kl(coordinates: Tensor, here: Tensor = here) -> Tensor:
-                return divergence(zero, (U @ coordinates).exp().diag(), zero, (U @ here).exp().diag())
+                return divergence(
+                    zero, (U @ coordinates).exp().diag(), zero, (U @ here).exp().diag()
+                )
 
             metric = hessian(kl)(lam)
             assert torch.linalg.matrix_rank(metric, hermitian=True) == n
-            lam = lam - lr * torch.linalg.pinv(metric, hermitian=True, rtol=1e-9) @ grad(objective)(lam)
+            lam = lam - lr * torch.linalg.pinv(metric, hermitian=True, rtol=1e-9) @ grad(objective)(
+                lam
+            )
             S = update(S, Dense(H), lr=lr, decay=decay)
             assert_close(U @ lam, S.eigs.log(), rtol=1e-10, atol=1e-10)
 
@@ -94,7 +108,9 @@ class TestClaim1LinearInvariance:
 @pytest.mark.parametrize("size", [1e-3, 1.0, 100.0])
 @pytest.mark.parametrize("n", [1, 2, 7])
 def test_claim_3_local_coordinates_satisfy_the_constraints(n: int, size: float) -> None:
-    """``d exp(m)`` is positive and ``B Cayley(Skew(Tril(M)))`` orthogonal for any local coordinates."""
+    """``d exp(m)`` is positive and ``B Cayley(Skew(Tril(M)))`` orthogonal for any local
+    coordinates.
+    """
     S = random_full(n, (20,))
     m, M = size * torch.randn(20, n), size * torch.randn(20, n, n).tril(-1)
     d, B = exp(S.eigs, S.eigs + S.eigs * m), S.basis @ cayley(M - M.mT)
@@ -105,7 +121,9 @@ def test_claim_3_local_coordinates_satisfy_the_constraints(n: int, size: float) 
 
 
 class FullCoordinates:
-    """The paper's local coordinates ``(m, vecTril(M), delta)`` of a full-matrix Gaussian around a point."""
+    """The paper's local coordinates ``(m, vecTril(M), delta)`` of a full-matrix Gaussian around a
+    point.
+    """
 
     def __init__(self, S: Full) -> None:
         self.S, self.n = S, S.sizes[0]
@@ -124,11 +142,14 @@ class FullCoordinates:
 
     def metric(self) -> Tensor:
         zero, here = torch.zeros(self.n), self.S.dense()
-        return hessian(lambda c: divergence(self.mean(c), self.precision(c), zero, here))(self.origin())
+        return hessian(lambda c: divergence(self.mean(c), self.precision(c), zero, here))(
+            self.origin()
+        )
 
 
 class KroneckerCoordinates:
-    """The paper's local coordinates of a matrix Gaussian: ``n`` for alpha, ``m`` and ``M`` per factor, ``delta``.
+    """The paper's local coordinates of a matrix Gaussian: ``n`` for alpha, ``m`` and ``M`` per
+    factor, ``delta``.
 
     The paper's map for ``delta`` leaves out ``alpha``; ``with_scale=False`` gives that map.
     """
@@ -161,7 +182,9 @@ class KroneckerCoordinates:
 
     def metric(self) -> Tensor:
         zero, here = torch.zeros(self.total), self.S.dense()
-        return hessian(lambda c: divergence(self.mean(c), self.precision(c), zero, here))(self.origin())
+        return hessian(lambda c: divergence(self.mean(c), self.precision(c), zero, here))(
+            self.origin()
+        )
 
 
 class TestClaim5FisherMetricOfFullMatrix:
@@ -181,7 +204,9 @@ class TestClaim5FisherMetricOfFullMatrix:
 class TestClaim6UniqueKroneckerFactors:
     @pytest.mark.parametrize("sizes", [[1, 3], [3, 4], [2, 3, 2], [2, 2, 3, 1]])
     def test_scale_and_factors_follow_from_the_matrix(self, sizes: list[int]) -> None:
-        """However the scale is spread over the factors, the normalized ones are the same, with determinant one."""
+        """However the scale is spread over the factors, the normalized ones are the same, with
+        determinant one.
+        """
         S = random_kronecker(sizes)
         shares = torch.logspace(-2, 2, len(sizes))
         spread = tuple(
@@ -213,10 +238,11 @@ class TestClaim7FisherMetricOfKroneckerProduct:
     def test_closed_form_at_the_origin(self, sizes: list[int]) -> None:
         """The metric is block-diagonal, with blocks in closed form.
 
-        The paper's blocks are right up to constants that its appendix leaves out. With ``N`` the size of ``S`` and
-        ``k = N / l`` for a factor of size ``l``, the metric is ``N/2`` for alpha (paper: 1/2),
-        ``k/2 (I + 1 1^T)`` for ``m`` (paper: without ``k``) and ``k Diag(vecTril(C))`` for ``M`` (paper: without
-        ``k``). The paper's update uses the right constants: that is where its ``1/k`` comes from.
+        The paper's blocks are right up to constants that its appendix leaves out. With ``N`` the
+        size of ``S`` and ``k = N / l`` for a factor of size ``l``, the metric is ``N/2`` for alpha
+        (paper: 1/2), ``k/2 (I + 1 1^T)`` for ``m`` (paper: without ``k``) and ``k
+        Diag(vecTril(C))`` for ``M`` (paper: without ``k``). The paper's update uses the right
+        constants: that is where its ``1/k`` comes from.
         """
         S, total = random_kronecker(sizes), math.prod(sizes)
         blocks = [torch.full((1, 1), total / 2)]
@@ -229,7 +255,9 @@ class TestClaim7FisherMetricOfKroneckerProduct:
 
     @pytest.mark.parametrize("n", [2, 3, 5])
     def test_inverse_block_of_the_eigenvalues(self, n: int) -> None:
-        """``F_mm^-1 = 2/k [(l-1)/l on the diagonal, -1/l off it]``; the paper prints ``+1/l`` and no ``1/k``."""
+        """``F_mm^-1 = 2/k [(l-1)/l on the diagonal, -1/l off it]``; the paper prints ``+1/l`` and
+        no ``1/k``.
+        """
         coordinates = KroneckerCoordinates(random_kronecker([n, 3]))
         block = coordinates.metric()[1:n, 1:n]
         truth = 2 / 3 * (torch.eye(n - 1) - 1 / n)
@@ -239,7 +267,9 @@ class TestClaim7FisherMetricOfKroneckerProduct:
             assert (torch.linalg.inv(block) - printed).abs().max() > 0.1
 
     def test_mean_needs_the_scale_in_its_map(self) -> None:
-        """``F_delta = I`` if delta's map has ``(alpha d_C x d_K)^(-1/2)``; as printed, without alpha, it is alpha I."""
+        """``F_delta = I`` if delta's map has ``(alpha d_C x d_K)^(-1/2)``; as printed, without
+        alpha, it is alpha I.
+        """
         S = random_kronecker([3, 2])
         for with_scale, want in ((True, 1.0), (False, S.scale.item())):
             block = KroneckerCoordinates(S, with_scale).metric()[-6:, -6:]
@@ -247,7 +277,9 @@ class TestClaim7FisherMetricOfKroneckerProduct:
 
 
 class TestNaturalGradientsInLocalCoordinates:
-    """One step of RGD in local coordinates, by automatic differentiation, is the closed form that ``update`` uses."""
+    """One step of RGD in local coordinates, by automatic differentiation, is the closed form that
+    ``update`` uses.
+    """
 
     @pytest.mark.parametrize("decay", [0.0, 0.4, 1.0])
     def test_full(self, decay: float) -> None:
@@ -257,7 +289,10 @@ class TestNaturalGradientsInLocalCoordinates:
 
         def objective(c: Tensor) -> Tensor:
             precision = coordinates.precision(c)
-            return 0.5 * torch.linalg.solve(precision, H).trace() + 0.5 * decay * torch.linalg.slogdet(precision)[1]
+            return (
+                0.5 * torch.linalg.solve(precision, H).trace()
+                + 0.5 * decay * torch.linalg.slogdet(precision)[1]
+            )
 
         gradient = grad(objective)(coordinates.origin())
         step = -lr * torch.linalg.solve(coordinates.metric(), gradient)
@@ -268,7 +303,9 @@ class TestNaturalGradientsInLocalCoordinates:
         assert_close(new.basis, S.basis @ cayley(lower_to_skew(lower, n)), rtol=1e-10, atol=1e-10)
 
     def test_full_gradients_before_the_metric(self) -> None:
-        """``g_m = -diag(W)/d`` and ``g_M = 4 vecTril(W/d_j - W/d_i)`` with ``W = B^T g B``, as the appendix says."""
+        """``g_m = -diag(W)/d`` and ``g_M = 4 vecTril(W/d_j - W/d_i)`` with ``W = B^T g B``, as the
+        appendix says.
+        """
         S, g = random_full(4), random_symmetric(4)
         coordinates = FullCoordinates(S)
 
@@ -281,7 +318,9 @@ class TestNaturalGradientsInLocalCoordinates:
         assert_close(g_lower, 4 * below_diagonal(W / S.eigs - W / S.eigs[:, None]))
 
     def test_mean_moves_by_the_preconditioned_gradient(self) -> None:
-        """In ``delta`` the metric is ``I``, so a step is ``-beta S^-1 g``: the preconditioner with p = 1."""
+        """In ``delta`` the metric is ``I``, so a step is ``-beta S^-1 g``: the preconditioner with
+        p = 1.
+        """
         for S, coordinates in (
             (full := random_full(6), FullCoordinates(full)),
             (kronecker := random_kronecker([2, 3]), KroneckerCoordinates(kronecker)),
@@ -300,7 +339,10 @@ class TestNaturalGradientsInLocalCoordinates:
 
         def objective(c: Tensor) -> Tensor:
             precision = coordinates.precision(c)
-            return 0.5 * torch.linalg.solve(precision, H).trace() + 0.5 * decay * torch.linalg.slogdet(precision)[1]
+            return (
+                0.5 * torch.linalg.solve(precision, H).trace()
+                + 0.5 * decay * torch.linalg.slogdet(precision)[1]
+            )
 
         gradient = grad(objective)(coordinates.origin())
         step = -lr * torch.linalg.solve(coordinates.metric(), gradient)

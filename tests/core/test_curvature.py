@@ -37,7 +37,9 @@ def variants(S: SPD) -> list[OuterProducts]:
 
 def test_outer_products_and_dense_agree(S: SPD) -> None:
     for curvature in variants(S):
-        for a, b in zip(project(S, curvature), project(S, dense_curvature(S, curvature)), strict=True):
+        for a, b in zip(
+            project(S, curvature), project(S, dense_curvature(S, curvature)), strict=True
+        ):
             assert a.shape == b.shape
             assert_close(a, b, rtol=1e-12, atol=1e-12)
 
@@ -73,7 +75,10 @@ def test_batched_equals_looped(S: SPD) -> None:
 def test_matrix_itself_projects_to_its_eigenvalues(S: SPD) -> None:
     """Where ``S`` is its own curvature, ``W = Diag(d)`` for every factor: learning rests there."""
     factors = S.factors if isinstance(S, Kronecker) else (S,)
-    curvatures: list[Curvature] = [Dense(S.dense()), OuterProducts(torch.zeros(1, *S.batch_shape, *S.sizes), shift=1.0)]
+    curvatures: list[Curvature] = [
+        Dense(S.dense()),
+        OuterProducts(torch.zeros(1, *S.batch_shape, *S.sizes), shift=1.0),
+    ]
     for curvature in curvatures:
         for factor, w in zip(factors, project(S, curvature), strict=True):
             assert isinstance(factor, (Full, Diagonal))
@@ -135,7 +140,9 @@ class TestSemidefiniteness:
 class TestNumberFormats:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     def test_lower_precision(self, S: SPD, dtype: torch.dtype) -> None:
-        """Projections have the format of the eigenvalues, and half-precision bases cost a relative 1 %."""
+        """Projections have the format of the eigenvalues, and half-precision bases cost a relative
+        1 %.
+        """
         outer = OuterProducts(torch.randn(5, *S.batch_shape, *S.sizes))
         low = S.to(dtype)
         pairs: list[tuple[Curvature, Curvature]] = [
@@ -149,12 +156,19 @@ class TestNumberFormats:
 
 
 def test_directions_of_vanishing_eigenvalues_do_not_spoil_the_others() -> None:
-    """Products of eigenvalues below the number format's range: their inverses are cut, and zero times them is zero."""
+    """Products of eigenvalues below the number format's range: their inverses are cut, and zero
+    times them is zero.
+    """
     eigs = torch.tensor([1e-150, 1.0, 1e150])
-    S = Kronecker(torch.tensor(1.0), (Diagonal(eigs), Diagonal(eigs), Diagonal(eigs), Diagonal(eigs)))
+    S = Kronecker(
+        torch.tensor(1.0), (Diagonal(eigs), Diagonal(eigs), Diagonal(eigs), Diagonal(eigs))
+    )
     vectors = torch.zeros(1, 3, 3, 3, 3)
     vectors[0, 1, 1, 1, 1] = 2.0
-    for curvature in (OuterProducts(vectors), Dense(torch.outer(vectors.flatten(), vectors.flatten()))):
+    for curvature in (
+        OuterProducts(vectors),
+        Dense(torch.outer(vectors.flatten(), vectors.flatten())),
+    ):
         for w in project(S, curvature):
             assert_close(w, torch.tensor([0.0, 4.0 / 27, 0.0]))
 

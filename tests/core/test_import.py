@@ -15,7 +15,9 @@ from eigenstep import core
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
+    )
 
 
 def test_import_prints_nothing_and_loads_nothing() -> None:
@@ -30,7 +32,9 @@ def test_import_prints_nothing_and_loads_nothing() -> None:
 
 
 def test_using_a_name_loads_it() -> None:
-    child = run("import sys, eigenstep; S = eigenstep.Full.identity(2); assert 'torch' in sys.modules")
+    child = run(
+        "import sys, eigenstep; S = eigenstep.Full.identity(2); assert 'torch' in sys.modules"
+    )
     assert child.stdout == ""
 
 
@@ -51,7 +55,11 @@ def test_every_core_module_and_public_thing_explains_itself(module: str) -> None
     home = import_module(f"eigenstep.core.{module}")
     assert home.__doc__
     for name, thing in vars(home).items():
-        if not name.startswith("_") and getattr(thing, "__module__", None) == home.__name__ and callable(thing):
+        if (
+            not name.startswith("_")
+            and getattr(thing, "__module__", None) == home.__name__
+            and callable(thing)
+        ):
             assert thing.__doc__, f"{module}.{name} has no docstring"
 
 

@@ -1,7 +1,8 @@
 """What every update keeps, whatever it is given, on thousands of cases that Hypothesis makes up.
 
-A case is drawn as a few integers and names; its tensors are then random, by a drawn seed. Eigenvalues spread over
-thirty orders of magnitude, repeat or nearly repeat; curvature may be zero, of rank one, indefinite or huge.
+A case is drawn as a few integers and names; its tensors are then random, by a drawn seed.
+Eigenvalues spread over thirty orders of magnitude, repeat or nearly repeat; curvature may be zero,
+of rank one, indefinite or huge.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ SPECTRA: dict[str, Callable[..., Tensor]] = {
     "thirty orders of magnitude": lambda *shape: 10 ** (30 * torch.rand(*shape) - 15),
     "all equal": lambda *shape: torch.ones(*shape) * 10 ** (30 * torch.rand(()) - 15),
     "nearly equal": lambda *shape: 1 + 1e-13 * torch.randn(*shape),
-    "some equal": lambda *shape: torch.where(torch.rand(*shape) < 0.5, 1.0, 10 ** (30 * torch.rand(*shape) - 15)),
+    "some equal": lambda *shape: torch.where(
+        torch.rand(*shape) < 0.5, 1.0, 10 ** (30 * torch.rand(*shape) - 15)
+    ),
     "pairs a gap apart": lambda *shape: 1 + 1e-6 * torch.randint(3, shape),
 }
 
@@ -44,10 +47,14 @@ OUTER: dict[str, Callable[..., OuterProducts]] = {
     "zero": lambda *shape: OuterProducts(torch.zeros(1, *shape)),
     "none": lambda *shape: OuterProducts(torch.zeros(0, *shape)),
     "rank one": lambda *shape: OuterProducts(torch.randn(1, *shape)),
-    "along an axis": lambda *shape: OuterProducts(torch.zeros(1, *shape).index_fill(-1, torch.tensor([0]), 1.0)),
+    "along an axis": lambda *shape: OuterProducts(
+        torch.zeros(1, *shape).index_fill(-1, torch.tensor([0]), 1.0)
+    ),
     "several": lambda *shape: OuterProducts(torch.randn(5, *shape)),
     "tiny": lambda *shape: OuterProducts(1e-100 * torch.randn(2, *shape)),
-    "huge": lambda *shape: OuterProducts(10 ** (10 + 130 * torch.rand(())) * torch.randn(2, *shape)),
+    "huge": lambda *shape: OuterProducts(
+        10 ** (10 + 130 * torch.rand(())) * torch.randn(2, *shape)
+    ),
     "uneven": lambda *shape: OuterProducts(10 ** (30 * torch.rand(2, *shape) - 15)),
 }
 
@@ -75,13 +82,23 @@ class Factor:
         eigs = SPECTRA[self.spectrum](*batch, self.size)
         if self.kind == "diagonal":
             return Diagonal(eigs)
-        basis = torch.eye(self.size).expand(*batch, -1, -1) if self.aligned else random_orthogonal(self.size, batch)
+        basis = (
+            torch.eye(self.size).expand(*batch, -1, -1)
+            if self.aligned
+            else random_orthogonal(self.size, batch)
+        )
         return Full(basis, eigs)
 
 
-def factors(size: int, kinds: tuple[str, ...] = ("full", "full", "diagonal", "identity")) -> st.SearchStrategy[Factor]:
+def factors(
+    size: int, kinds: tuple[str, ...] = ("full", "full", "diagonal", "identity")
+) -> st.SearchStrategy[Factor]:
     return st.builds(
-        Factor, st.sampled_from(kinds), st.integers(1, size), st.sampled_from(sorted(SPECTRA)), st.booleans()
+        Factor,
+        st.sampled_from(kinds),
+        st.integers(1, size),
+        st.sampled_from(sorted(SPECTRA)),
+        st.booleans(),
     )
 
 
@@ -105,7 +122,9 @@ def build(structure: Factor | list[Factor], batch: tuple[int, ...]) -> SPD:
 
 
 def check(S: SPD, orthogonality: float = 1e-10) -> None:
-    """Assert the constraints: orthogonal bases, positive finite eigenvalues, factors of determinant one."""
+    """Assert the constraints: orthogonal bases, positive finite eigenvalues, factors of determinant
+    one.
+    """
     for factor in S.factors if isinstance(S, Kronecker) else (S,):
         assert isinstance(factor, (Full, Diagonal))
         assert torch.isfinite(factor.eigs).all()
@@ -202,7 +221,9 @@ def test_truncated_maps_keep_the_constraints_for_semidefinite_curvature(
     damping: float,
     rayleigh: bool,
 ) -> None:
-    """As with exact maps, but for the orthogonality, which the capped series misses by up to 1e-3."""
+    """As with exact maps, but for the orthogonality, which the capped series misses by
+    up to 1e-3.
+    """
     torch.manual_seed(seed)
     S = build(structure, batch)
     for kind in kinds:
@@ -226,7 +247,8 @@ def test_truncated_maps_keep_the_constraints_for_semidefinite_curvature(
     batch=batches,
     seed=seeds,
     kinds=st.lists(
-        st.sampled_from(sorted((OUTER | WEIGHTED).keys() - {"huge", "hugely negative", "tiny"})), max_size=4
+        st.sampled_from(sorted((OUTER | WEIGHTED).keys() - {"huge", "hugely negative", "tiny"})),
+        max_size=4,
     ),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     rotation=st.sampled_from(sorted(ROTATIONS)),
@@ -271,7 +293,9 @@ def test_low_precision_stays_finite_and_positive(
 def test_generators_are_skew_and_bounded(
     size: int, batch: tuple[int, ...], seed: int, spectrum: str, kind: str, lr: float
 ) -> None:
-    """Rows of the bounded rotation have a norm of at most 1/sqrt(2), its pairwise entries are at most 1/2."""
+    """Rows of the bounded rotation have a norm of at most 1/sqrt(2), its pairwise entries are at
+    most 1/2.
+    """
     torch.manual_seed(seed)
     S = Full(random_orthogonal(size, batch), SPECTRA[spectrum](*batch, size))
     (W,) = project(S, (OUTER | WEIGHTED)[kind](*batch, size))
@@ -293,7 +317,9 @@ def test_generators_are_skew_and_bounded(
 def test_matrices_act_as_powers_of_themselves(
     structure: Factor | list[Factor], batch: tuple[int, ...], seed: int, power: float
 ) -> None:
-    """``S^-p S^p x = x``, and the log-determinant is that of the spectrum, over thirty orders of magnitude."""
+    """``S^-p S^p x = x``, and the log-determinant is that of the spectrum, over thirty orders of
+    magnitude.
+    """
     torch.manual_seed(seed)
     S = build(structure, batch)
     x = torch.randn(*batch, *S.sizes)

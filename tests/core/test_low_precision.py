@@ -14,13 +14,19 @@ from eigenstep_lab.orthogonality import orthogonality_defect
 
 
 def stream(n: int, count: int) -> torch.Tensor:
-    """Return a random stream of float32 gradients, some directions a hundred times larger than others."""
-    return torch.randn(count, n, dtype=torch.float32) * torch.logspace(-1, 1, n, dtype=torch.float32)
+    """Return a random stream of float32 gradients, some directions a hundred times larger than
+    others.
+    """
+    return torch.randn(count, n, dtype=torch.float32) * torch.logspace(
+        -1, 1, n, dtype=torch.float32
+    )
 
 
 @pytest.mark.slow
 def test_ten_thousand_bf16_updates_stay_orthogonal() -> None:
-    """With default settings, ``||B^T B - I||_F / sqrt(n)`` of a 128 by 128 basis stays below 1e-2."""
+    """With default settings, ``||B^T B - I||_F / sqrt(n)`` of a 128 by 128 basis stays
+    below 1e-2.
+    """
     S = Full.identity(128, dtype=torch.float32).to(torch.bfloat16)
     for step, g in enumerate(stream(128, 10_000), start=1):
         S = update(S, gradient_outer_product(g), lr=0.05)
@@ -28,7 +34,8 @@ def test_ten_thousand_bf16_updates_stay_orthogonal() -> None:
             assert orthogonality_defect(S.basis) <= 1e-2
     assert S.basis.dtype == torch.bfloat16
     assert S.eigs.dtype == torch.float32
-    # It has learned something, too: fresh gradients are more likely under S than under the best multiple of I.
+    # It has learned something, too: fresh gradients are more likely under S than under the best
+    # multiple of I.
     fresh = stream(128, 1000)
     learned = (fresh * S.solve(fresh)).sum(-1).mean() + S.logdet()
     isotropic = 128 + 128 * fresh.square().mean().log()
@@ -41,7 +48,12 @@ def test_truncated_maps_stay_orthogonal_as_well(dtype: torch.dtype) -> None:
     for _ in range(1000):
         G = stream(16, 24)
         S = update(
-            S, gradient_outer_product(G), lr=0.05, damping=1e-6, orthogonal=truncated_cayley, positive=truncated_exp
+            S,
+            gradient_outer_product(G),
+            lr=0.05,
+            damping=1e-6,
+            orthogonal=truncated_cayley,
+            positive=truncated_exp,
         )
     for factor in S.factors:
         assert isinstance(factor, Full)

@@ -31,7 +31,9 @@ class TestCayley:
             assert_close(cayley(N), want)
 
     def test_huge_generators_stay_orthogonal(self) -> None:
-        """Even if the norm is far beyond what the solve could handle, in odd sizes, where ``N`` is singular, too."""
+        """Even if the norm is far beyond what the solve could handle, in odd sizes, where ``N`` is
+        singular, too.
+        """
         for size in (1e6, 1e12, 1e200):
             for n in (2, 5, 40):
                 assert defect(reorthonormalize(cayley(random_skew(n, (3,), size)))) < 1e-10
@@ -72,7 +74,10 @@ class TestTruncatedCayley:
         assert_close(truncated_cayley(short), truncated_cayley(short, cap=None))
         shrink = shrink_factor(long @ long, 0.6).squeeze()
         assert shrink < 1
-        assert_close(torch.linalg.matrix_norm(torch.linalg.matrix_power(shrink * long, 2)).sqrt(), torch.tensor(0.6))
+        assert_close(
+            torch.linalg.matrix_norm(torch.linalg.matrix_power(shrink * long, 2)).sqrt(),
+            torch.tensor(0.6),
+        )
         assert_close(truncated_cayley(long), truncated_cayley(shrink * long, cap=None))
 
     def test_cap_bounds_the_spectral_norm_and_so_the_defect(self) -> None:
@@ -135,7 +140,9 @@ class TestExponentialMaps:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_truncated_stays_positive_when_everything_cancels(self, dtype: torch.dtype) -> None:
-        """A step with ``lr * decay = 1`` forgets the old eigenvalue; what is left may be lost in its rounding."""
+        """A step with ``lr * decay = 1`` forgets the old eigenvalue; what is left may be lost in
+        its rounding.
+        """
         d = torch.tensor([1.0, 1e15, 1e-20], dtype=dtype)
         for left in (0.0, 1e-30):
             new = truncated_exp(d, torch.full_like(d, left))

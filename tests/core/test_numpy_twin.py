@@ -1,4 +1,6 @@
-"""The step's parts in NumPy are those in torch: random averages, tied eigenvalues, batches, all sizes."""
+"""The step's parts in NumPy are those in torch: random averages, tied eigenvalues, batches, all
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def test_the_whole_step_is_that_of_torch(shape: tuple[int, ...], kind: str) -> N
     np.testing.assert_allclose(turn, turn_want.numpy(), rtol=1e-12, atol=1e-12)
     eigs = torch.linalg.diagonal(turn_want.mT @ tensor @ turn_want)
     np.testing.assert_allclose(
-        numpy_twin.rayleigh_quotients(A, turn), eigs.numpy(), rtol=1e-12, atol=1e-12 * np.abs(A).max()
+        numpy_twin.rayleigh_quotients(A, turn),
+        eigs.numpy(),
+        rtol=1e-12,
+        atol=1e-12 * np.abs(A).max(),
     )
 
 
@@ -50,24 +55,33 @@ def test_the_map_is_that_of_torch_for_any_generator(size: float) -> None:
     N = size * np.random.default_rng(0).standard_normal((3, 6, 6))
     N = N - N.swapaxes(-2, -1)
     np.testing.assert_allclose(
-        numpy_twin.cayley(N), maps.cayley(torch.from_numpy(N)).numpy(), rtol=1e-12, atol=1e-12 * max(size, 1.0)
+        numpy_twin.cayley(N),
+        maps.cayley(torch.from_numpy(N)).numpy(),
+        rtol=1e-12,
+        atol=1e-12 * max(size, 1.0),
     )
 
 
 def test_huge_generators_are_cut_where_torch_cuts_them() -> None:
     N = np.array([[0.0, 1e200], [-1e200, 0.0]])
-    np.testing.assert_allclose(numpy_twin.cayley(N), maps.cayley(torch.from_numpy(N)).numpy(), atol=1e-12)
+    np.testing.assert_allclose(
+        numpy_twin.cayley(N), maps.cayley(torch.from_numpy(N)).numpy(), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("batch", [(), (4,)])
 def test_bases_are_mended_as_in_torch(batch: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
-    bent = np.linalg.qr(rng.standard_normal((*batch, 6, 6)))[0] + 1e-3 * rng.standard_normal((*batch, 6, 6))
+    bent = np.linalg.qr(rng.standard_normal((*batch, 6, 6)))[0] + 1e-3 * rng.standard_normal(
+        (*batch, 6, 6)
+    )
     want = maps.reorthonormalize(torch.from_numpy(bent)).numpy()
     np.testing.assert_allclose(numpy_twin.reorthonormalize(bent), want, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("gap", "limit"), [(1.0, 1e-8), (-1.0, 1e-8), (1e-3, 0.3e-3), (0.0, 0.3e-3)])
+@pytest.mark.parametrize(
+    ("gap", "limit"), [(1.0, 1e-8), (-1.0, 1e-8), (1e-3, 0.3e-3), (0.0, 0.3e-3)]
+)
 def test_one_turn_diagonalizes_two_by_two_matrices(gap: float, limit: float) -> None:
     """Up to the cube of the angle: it removes small ones, and most of the largest, 45 degrees."""
     A = np.array([[1 + gap, 1e-3], [1e-3, 1.0]])
@@ -82,9 +96,13 @@ def test_tiny_entries_at_equal_eigenvalues_do_no_harm(off: float) -> None:
 
 
 def test_averages_that_rounding_left_asymmetric_still_have_skew_generators() -> None:
-    """Where eigenvalues are equal, rounding alone decides on the sign of an entry, on both sides of the diagonal."""
+    """Where eigenvalues are equal, rounding alone decides on the sign of an entry, on both sides of
+    the diagonal.
+    """
     A = np.array([[[1.0, 1e-17], [-1e-17, 1.0]], [[1.0, 0.1], [0.1 + 1e-17, 2.0]]])
     N = numpy_twin.bounded(A)
     np.testing.assert_allclose(N, -N.swapaxes(-2, -1), atol=1e-15)
     Q = numpy_twin.cayley(N)
-    np.testing.assert_allclose(Q.swapaxes(-2, -1) @ Q, np.broadcast_to(np.eye(2), (2, 2, 2)), atol=1e-14)
+    np.testing.assert_allclose(
+        Q.swapaxes(-2, -1) @ Q, np.broadcast_to(np.eye(2), (2, 2, 2)), atol=1e-14
+    )

@@ -128,7 +128,9 @@ class TestBounded:
                     assert_close(N[i, j], want)
 
     def test_ties_turn_all_the_same(self) -> None:
-        """With equal diagonal entries the sign goes by position, and two axes turn as far as they ever do."""
+        """With equal diagonal entries the sign goes by position, and two axes turn as far as they
+        ever do.
+        """
         A = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
         for is_pairwise, want in ((False, 0.5), (True, 0.5)):
             N = bounded(torch.ones(2), A, pairwise=is_pairwise)
@@ -136,10 +138,14 @@ class TestBounded:
             assert N.equal(-N.T)
 
     def test_pairwise_is_half_the_tangent_of_jacobis_angle(self) -> None:
-        """Jacobi's angle diagonalizes a pair of axes; ``Cayley(N)`` turns by it up to third order."""
+        """Jacobi's angle diagonalizes a pair of axes; ``Cayley(N)`` turns by it up to
+        third order.
+        """
         A = torch.tensor([[2.0, 0.3], [0.3, 1.0]])
         angle = 0.5 * math.atan2(2 * 0.3, 2.0 - 1.0)
-        turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+        turn = torch.tensor(
+            [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+        )
         assert abs((turn.T @ A @ turn)[0, 1]) < 1e-15
         N = pairwise(torch.ones(2), A)
         assert N[1, 0].item() == pytest.approx(math.tan(angle) / 2)
@@ -153,13 +159,17 @@ class TestBounded:
                 assert pairwise(torch.ones(20, n), A).abs().max() <= 0.5 + 1e-12
 
     def test_row_norms_where_squares_underflow(self) -> None:
-        A = torch.diag(torch.tensor([1.0, 1e-180, 1e-180])) + 1e-170 * (torch.ones(3, 3) - torch.eye(3))
+        A = torch.diag(torch.tensor([1.0, 1e-180, 1e-180])) + 1e-170 * (
+            torch.ones(3, 3) - torch.eye(3)
+        )
         for N in (bounded(torch.ones(3), A), pairwise(torch.ones(3), A)):
             assert torch.linalg.vector_norm(N, dim=-1).max() <= 0.5**0.5 + 1e-12
 
 
 class TestLeavingATie:
-    """From ``S = I``, curvature with unit diagonal tells the eigenvalues nothing: only a rotation gets anywhere."""
+    """From ``S = I``, curvature with unit diagonal tells the eigenvalues nothing: only a rotation
+    gets anywhere.
+    """
 
     def correlation(self, n: int = 8) -> Tensor:
         H = random_spd(n)
@@ -171,10 +181,18 @@ class TestLeavingATie:
     @pytest.mark.parametrize("rayleigh", [False, True])
     def test_bounded_learns_the_matrix(self, is_pairwise: bool, rayleigh: bool) -> None:
         H, S = self.correlation(), Full.identity(8)
-        first = update(S, Dense(H), lr=0.2, rotation=partial(bounded, pairwise=is_pairwise), rayleigh=rayleigh)
+        first = update(
+            S, Dense(H), lr=0.2, rotation=partial(bounded, pairwise=is_pairwise), rayleigh=rayleigh
+        )
         assert (first.basis - S.basis).norm() > 0.1
         for _ in range(600):
-            S = update(S, Dense(H), lr=0.2, rotation=partial(bounded, pairwise=is_pairwise), rayleigh=rayleigh)
+            S = update(
+                S,
+                Dense(H),
+                lr=0.2,
+                rotation=partial(bounded, pairwise=is_pairwise),
+                rayleigh=rayleigh,
+            )
         assert_close(S.dense(), H, rtol=1e-10, atol=1e-10)
 
     @pytest.mark.parametrize("rotation", [moore_penrose, normalized])

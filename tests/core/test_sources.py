@@ -1,4 +1,6 @@
-"""Every source of curvature against a dense float64 oracle, or against its limit for many samples."""
+"""Every source of curvature against a dense float64 oracle, or against its limit for
+many samples.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class TestGradients:
         g = torch.randn(5)
         assert_close(matrix_of(sources.gradient_outer_product(g)), torch.outer(g, g))
         G = torch.randn(3, 4)
-        assert_close(matrix_of(sources.gradient_outer_product(G)), torch.outer(G.flatten(), G.flatten()))
+        assert_close(
+            matrix_of(sources.gradient_outer_product(G)), torch.outer(G.flatten(), G.flatten())
+        )
 
     def test_per_example_gradients(self) -> None:
         g = torch.randn(7, 5)
@@ -77,8 +81,12 @@ class TestHessian:
 class TestGaussNewton:
     def test_least_squares_is_jacobian_transposed_times_jacobian(self) -> None:
         parameters, x, y = torch.randn(3, 4), torch.randn(10, 4), torch.randn(10, 3)
-        curvature = sources.gauss_newton(network, lambda f, t: 0.5 * (f - t).square().sum(), parameters, x, y)
-        J = torch.func.jacrev(lambda p: torch.stack([network(p, one) for one in x]))(parameters).reshape(30, 12)
+        curvature = sources.gauss_newton(
+            network, lambda f, t: 0.5 * (f - t).square().sum(), parameters, x, y
+        )
+        J = torch.func.jacrev(lambda p: torch.stack([network(p, one) for one in x]))(
+            parameters
+        ).reshape(30, 12)
         assert_close(matrix_of(curvature), J.T @ J / 10)
         assert curvature.vectors.shape == (30, 3, 4)
         assert curvature.semidefinite
@@ -90,17 +98,26 @@ class TestGaussNewton:
         def loss(p: Tensor) -> Tensor:
             return torch.nn.functional.cross_entropy(x @ p.T, y)
 
-        curvature = sources.gauss_newton(lambda p, one: p @ one, torch.nn.functional.cross_entropy, parameters, x, y)
-        assert_close(matrix_of(curvature), sources.hessian(loss, parameters).matrix, rtol=1e-9, atol=1e-9)
+        curvature = sources.gauss_newton(
+            lambda p, one: p @ one, torch.nn.functional.cross_entropy, parameters, x, y
+        )
+        assert_close(
+            matrix_of(curvature), sources.hessian(loss, parameters).matrix, rtol=1e-9, atol=1e-9
+        )
 
 
 class TestSampledFisher:
     def test_categorical_converges_to_gauss_newton(self) -> None:
         parameters, x = torch.randn(3, 4), torch.randn(5, 4)
-        labels = torch.zeros(5, dtype=torch.long)  # the Hessian of cross-entropy does not depend on them
-        exact = matrix_of(sources.gauss_newton(network, torch.nn.functional.cross_entropy, parameters, x, labels))
+        # The Hessian of cross-entropy does not depend on them
+        labels = torch.zeros(5, dtype=torch.long)
+        exact = matrix_of(
+            sources.gauss_newton(network, torch.nn.functional.cross_entropy, parameters, x, labels)
+        )
         draws = 4000
-        sampled = sources.sampled_fisher(network, lambda f: Categorical(logits=f), parameters, x, draws)
+        sampled = sources.sampled_fisher(
+            network, lambda f: Categorical(logits=f), parameters, x, draws
+        )
         assert sampled.vectors.shape == (5 * draws, 3, 4)
         assert (matrix_of(sampled) - exact).norm() < 0.05 * exact.norm()
 
@@ -108,7 +125,9 @@ class TestSampledFisher:
         """A unit Gaussian over several outputs at once: their scores are added up."""
         parameters, x = torch.randn(3, 4), torch.randn(5, 4)
         exact = matrix_of(
-            sources.gauss_newton(network, lambda f, t: 0.5 * (f - t).square().sum(), parameters, x, torch.zeros(5, 3))
+            sources.gauss_newton(
+                network, lambda f, t: 0.5 * (f - t).square().sum(), parameters, x, torch.zeros(5, 3)
+            )
         )
         sampled = sources.sampled_fisher(network, lambda f: Normal(f, 1.0), parameters, x, 4000)
         assert (matrix_of(sampled) - exact).norm() < 0.05 * exact.norm()
@@ -118,20 +137,28 @@ class TestSampledFisher:
         draws = []
         for seed in (1, 1, 2):
             torch.manual_seed(seed)
-            draws.append(sources.sampled_fisher(network, lambda f: Categorical(logits=f), parameters, x).vectors)
+            draws.append(
+                sources.sampled_fisher(
+                    network, lambda f: Categorical(logits=f), parameters, x
+                ).vectors
+            )
         assert draws[0].equal(draws[1])
         assert not draws[0].equal(draws[2])
 
 
 @pytest.mark.parametrize("grad_mode", [torch.no_grad, torch.enable_grad])
 def test_curvature_of_trainable_parameters_holds_no_graph(grad_mode: type[torch.no_grad]) -> None:
-    """Sources work with and without gradient mode, and what they return would not keep a graph alive."""
+    """Sources work with and without gradient mode, and what they return would not keep a graph
+    alive.
+    """
     parameters, x = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4)
     labels = torch.randint(3, (5,))
     with grad_mode():
         tensors = [
             sources.hessian(lambda p: p.square().sum() ** 2, parameters).matrix,
-            sources.gauss_newton(network, torch.nn.functional.cross_entropy, parameters, x, labels).vectors,
+            sources.gauss_newton(
+                network, torch.nn.functional.cross_entropy, parameters, x, labels
+            ).vectors,
             sources.sampled_fisher(network, lambda f: Categorical(logits=f), parameters, x).vectors,
         ]
     assert not any(tensor.requires_grad for tensor in tensors)
@@ -140,7 +167,11 @@ def test_curvature_of_trainable_parameters_holds_no_graph(grad_mode: type[torch.
 
 
 def quadratic(A: Tensor, b: Tensor, w: Tensor) -> Tensor:
-    return 0.5 * torch.einsum("k...i,...ij,k...j->k...", w, A, w) + torch.einsum("...i,k...i->k...", b, w) + 3
+    return (
+        0.5 * torch.einsum("k...i,...ij,k...j->k...", w, A, w)
+        + torch.einsum("...i,k...i->k...", b, w)
+        + 3
+    )
 
 
 @pytest.fixture(params=BATCHES[:2], ids=str)
@@ -154,11 +185,18 @@ class TestSampledHessians:
     COUNT = 20_000
 
     def problem(self, S: SPD) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return ``A``, ``b``, deviations with inverse covariance ``S``, and the same as flat vectors."""
+        """Return ``A``, ``b``, deviations with inverse covariance ``S``, and the same as flat
+        vectors.
+        """
         deviations = S.sample((self.COUNT,))
         w = deviations.flatten(1 + len(S.batch_shape))
         size = w.shape[-1]
-        return random_symmetric(size, S.batch_shape), torch.randn(*S.batch_shape, size), deviations, w
+        return (
+            random_symmetric(size, S.batch_shape),
+            torch.randn(*S.batch_shape, size),
+            deviations,
+            w,
+        )
 
     def test_reinforce(self, S: SPD) -> None:
         A, b, deviations, w = self.problem(S)
@@ -168,20 +206,29 @@ class TestSampledHessians:
         # The statistical error is that of the sample mean; the claim is that nothing else is left.
         s = S.dense()
         terms = torch.einsum("...ij,k...j->k...i", s, w)
-        spread = torch.einsum("k...,k...i,k...j->k...ij", values, terms, terms).std(0) / self.COUNT**0.5
+        spread = (
+            torch.einsum("k...,k...i,k...j->k...ij", values, terms, terms).std(0) / self.COUNT**0.5
+        )
         assert (
-            (estimate - A).abs() < 5 * spread + 5 * values.std(0)[..., None, None] * s.abs() / self.COUNT**0.5
+            (estimate - A).abs()
+            < 5 * spread + 5 * values.std(0)[..., None, None] * s.abs() / self.COUNT**0.5
         ).all()
 
     def test_reinforce_formula(self, S: SPD) -> None:
-        """Exactly the mean of ``l(w) (S w w^T S - S)``, with values for all of a batch or for each of its elements."""
+        """Exactly the mean of ``l(w) (S w w^T S - S)``, with values for all of a batch or for each
+        of its elements.
+        """
         deviations = S.sample((4,))
         w, s = deviations.flatten(1 + len(S.batch_shape)), S.dense()
         for values in (torch.randn(4), torch.randn(4, *S.batch_shape)):
-            per_element = values.reshape(4, *[1] * (1 + len(S.batch_shape) - values.ndim), *values.shape[1:])
+            per_element = values.reshape(
+                4, *[1] * (1 + len(S.batch_shape) - values.ndim), *values.shape[1:]
+            )
             per_element = per_element.expand(4, *S.batch_shape)
             sw = torch.einsum("...ij,k...j->k...i", s, w)
-            want = (per_element[..., None, None] * (sw[..., :, None] * sw[..., None, :] - s)).mean(0)
+            want = (per_element[..., None, None] * (sw[..., :, None] * sw[..., None, :] - s)).mean(
+                0
+            )
             curvature = sources.reinforce(S, deviations, values)
             assert not curvature.semidefinite
             assert_close(dense_curvature(S, curvature).matrix, want, rtol=1e-10, atol=1e-10)
@@ -221,11 +268,18 @@ class TestGradientOfAnSpdProblem:
     def test_formula(self, S: SPD) -> None:
         size = S.dense().shape[-1]
         G = random_symmetric(size, S.batch_shape)
-        assert_close(sources.spd_gradient(S, G).matrix, -2 * S.dense() @ G @ S.dense(), rtol=1e-10, atol=1e-10)
+        assert_close(
+            sources.spd_gradient(S, G).matrix,
+            -2 * S.dense() @ G @ S.dense(),
+            rtol=1e-10,
+            atol=1e-10,
+        )
 
     @pytest.mark.parametrize("kind", ["full", "diagonal", "kronecker"])
     def test_first_order_descent(self, kind: str) -> None:
-        """A small step lowers the loss by ``lr`` times the squared Riemannian gradient norm, to first order."""
+        """A small step lowers the loss by ``lr`` times the squared Riemannian gradient norm, to
+        first order.
+        """
         Q = random_spd(6)
         S: SPD = {
             "full": random_full(6),

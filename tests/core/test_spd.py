@@ -1,4 +1,6 @@
-"""Every method of every structure against dense float64 linear algebra, in one set of tests for all structures."""
+"""Every method of every structure against dense float64 linear algebra, in one set of tests for all
+structures.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class TestAgainstDenseOracle:
 
     def test_solve(self, S: SPD, oracle: Tensor) -> None:
         x = events(S)
-        assert_close(flat(S, S.solve(x)), torch.linalg.solve(oracle, flat(S, x)), rtol=1e-11, atol=1e-11)
+        assert_close(
+            flat(S, S.solve(x)), torch.linalg.solve(oracle, flat(S, x)), rtol=1e-11, atol=1e-11
+        )
 
     def test_dense(self, S: SPD, oracle: Tensor) -> None:
         for power in POWERS:
@@ -94,7 +98,9 @@ class TestAgainstDenseOracle:
         assert (x.mean(0).abs() < 5 * (want.diag() / count).sqrt()).all()
 
     def test_sample_shape_and_seed(self, S: SPD) -> None:
-        draws = [S.sample((2, 3), generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+        draws = [
+            S.sample((2, 3), generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+        ]
         assert draws[0].shape == (2, 3, *S.batch_shape, *S.sizes)
         assert draws[0].equal(draws[1])
         assert not draws[0].equal(draws[2])
@@ -131,13 +137,18 @@ class TestBatches:
 
 class TestNumberFormats:
     @pytest.mark.parametrize(
-        ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05), (torch.float16, 0.01)]
+        ("dtype", "tolerance"),
+        [(torch.float32, 1e-5), (torch.bfloat16, 0.05), (torch.float16, 0.01)],
     )
     def test_to_lower_precision(self, S: SPD, dtype: torch.dtype, tolerance: float) -> None:
-        """Half precision is for the bases; eigenvalues are float32 then, and results close to the float64 ones."""
+        """Half precision is for the bases; eigenvalues are float32 then, and results close to the
+        float64 ones.
+        """
         low = S.to(dtype)
         assert low.spectrum.dtype == torch.float32
-        for part, kind in zip(parts(low), map(_is_basis, parts(low), itertools.repeat(low)), strict=True):
+        for part, kind in zip(
+            parts(low), map(_is_basis, parts(low), itertools.repeat(low)), strict=True
+        ):
             assert part.dtype == (dtype if kind else torch.float32)
         x = events(S, 2)
         got = low.matmul(x.to(dtype), -0.5)
@@ -152,7 +163,9 @@ class TestNumberFormats:
 
     def test_to_and_back_keeps_float32_exactly(self, S: SPD) -> None:
         single = S.to(torch.float32)
-        for a, b in zip(parts(single.to(torch.float64).to(torch.float32)), parts(single), strict=True):
+        for a, b in zip(
+            parts(single.to(torch.float64).to(torch.float32)), parts(single), strict=True
+        ):
             assert a.equal(b)
 
     def test_to_device(self, S: SPD) -> None:
@@ -204,7 +217,9 @@ class TestStart:
         low = random_full(3).with_residual().to(torch.bfloat16)
         assert low.residual is not None
         assert low.residual.dtype == torch.float32
-        scaled = Full(torch.eye(2), torch.tensor([2.0, 8.0])).with_residual().with_unit_determinant()
+        scaled = (
+            Full(torch.eye(2), torch.tensor([2.0, 8.0])).with_residual().with_unit_determinant()
+        )
         assert scaled.residual is not None
         assert_close(scaled.residual, torch.diag(torch.tensor([0.5, 2.0])))
 
@@ -216,7 +231,9 @@ class TestProjectionOntoKronecker:
     def test_two_factors_equal_leading_singular_vectors(self, batch: tuple[int, ...]) -> None:
         n, m = 3, 4
         matrix = random_spd(n * m, batch)
-        rearranged = matrix.reshape(*batch, n, m, n, m).transpose(-3, -2).reshape(*batch, n * n, m * m)
+        rearranged = (
+            matrix.reshape(*batch, n, m, n, m).transpose(-3, -2).reshape(*batch, n * n, m * m)
+        )
         u, s, v = torch.linalg.svd(rearranged)
         left = (u[..., :, 0] * s[..., :1]).reshape(*batch, n, n)
         want = torch.einsum("...ij,...kl->...ikjl", left, v[..., 0, :].reshape(*batch, m, m))
@@ -232,7 +249,9 @@ class TestProjectionOntoKronecker:
             ([2, 2, 2, 2], ["full", "diagonal", "identity", "full"]),
         ],
     )
-    def test_perturbing_the_solution_makes_it_worse(self, sizes: list[int], kinds: list[str]) -> None:
+    def test_perturbing_the_solution_makes_it_worse(
+        self, sizes: list[int], kinds: list[str]
+    ) -> None:
         matrix = random_spd(math.prod(sizes))
         best = nearest_kronecker(matrix, sizes, kinds)
         assert [type(factor).__name__.lower() for factor in best.factors] == kinds

@@ -1,4 +1,6 @@
-"""Settings in which the update is a method that everyone knows, or the paper's boxes to the letter."""
+"""Settings in which the update is a method that everyone knows, or the paper's boxes to
+the letter.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ close = partial(assert_close, rtol=1e-10, atol=1e-10)
 
 
 class TestDiagonalIsAnAdaptiveMethod:
-    """Diagonal ``S`` learned from gradient outer products with the truncated map, then ``w <- w - lr S^(-1/p) g``."""
+    """Diagonal ``S`` learned from gradient outer products with the truncated map, then ``w <- w -
+    lr S^(-1/p) g``.
+    """
 
     N, STEPS, LR = 6, 50, 0.05
 
@@ -49,7 +53,9 @@ class TestDiagonalIsAnAdaptiveMethod:
             w = w - self.LR * S.matmul(g, -1 / p)
         return w
 
-    def theirs(self, start: Tensor, build: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Tensor:
+    def theirs(
+        self, start: Tensor, build: Callable[[list[Tensor]], torch.optim.Optimizer]
+    ) -> Tensor:
         w = start.clone().requires_grad_()
         optimizer = build([w])
         for _ in range(self.STEPS):
@@ -66,7 +72,9 @@ class TestDiagonalIsAnAdaptiveMethod:
     def test_adagrad(self) -> None:
         """p = 2, gamma = 0, beta = 1."""
         start = torch.randn(self.N)
-        adagrad = self.theirs(start, partial(torch.optim.Adagrad, lr=self.LR, initial_accumulator_value=0.3, eps=0.0))
+        adagrad = self.theirs(
+            start, partial(torch.optim.Adagrad, lr=self.LR, initial_accumulator_value=0.3, eps=0.0)
+        )
         close(self.ours(start, eigs=0.3, p=2, lr=1.0, decay=0.0), adagrad)
 
     @pytest.mark.parametrize("p", [1, 4])
@@ -83,11 +91,15 @@ class TestDiagonalIsAnAdaptiveMethod:
 
 
 class TestNewton:
-    """gamma = 1, beta = 1 and the Hessian as curvature: ``S`` is the Hessian after one step, ``S^-1 g`` is Newton's."""
+    """gamma = 1, beta = 1 and the Hessian as curvature: ``S`` is the Hessian after one step, ``S^-1
+    g`` is Newton's.
+    """
 
     @staticmethod
     def loss(w: Tensor) -> Tensor:
-        return w.exp().sum() + (w.sum() - 1) ** 2 + 0.5 * (torch.arange(1.0, 6.0) * w).square().sum()
+        return (
+            w.exp().sum() + (w.sum() - 1) ** 2 + 0.5 * (torch.arange(1.0, 6.0) * w).square().sum()
+        )
 
     def test_in_the_eigenbasis(self) -> None:
         w = torch.randn(5)
@@ -103,7 +115,9 @@ class TestNewton:
         assert torch.func.grad(self.loss)(w).norm() < 1e-6
 
     def test_from_any_basis(self) -> None:
-        """Pairwise rotations with Rayleigh quotients are Jacobi's eigenvalue method: a few steps find the basis."""
+        """Pairwise rotations with Rayleigh quotients are Jacobi's eigenvalue method: a few steps
+        find the basis.
+        """
         w = torch.randn(5)
         H, g = torch.func.hessian(self.loss)(w), torch.func.grad(self.loss)(w)
         S: Full = random_full(5)
@@ -143,13 +157,19 @@ class TestKroneckerContainsTheOthers:
     @pytest.mark.parametrize("positive", [exp, truncated_exp])
     @pytest.mark.parametrize("rayleigh", [False, True])
     def test_one_full_factor_is_full(
-        self, rotation: Rotation, decay: float, positive: Callable[[Tensor, Tensor], Tensor], rayleigh: bool
+        self,
+        rotation: Rotation,
+        decay: float,
+        positive: Callable[[Tensor, Tensor], Tensor],
+        rayleigh: bool,
     ) -> None:
         full = random_full(5)
         kronecker = Kronecker(torch.tensor(1.0), (full,)).normalized()
         for _ in range(5):
             curvature = OuterProducts(torch.randn(2, 5))
-            step = partial(update, curvature=curvature, lr=0.1, decay=decay, damping=0.01, rotation=rotation)
+            step = partial(
+                update, curvature=curvature, lr=0.1, decay=decay, damping=0.01, rotation=rotation
+            )
             full = step(full, positive=positive, rayleigh=rayleigh)
             kronecker = step(kronecker, positive=positive, rayleigh=rayleigh)
             close(kronecker.dense(), full.dense())
@@ -166,7 +186,9 @@ class TestKroneckerContainsTheOthers:
 
     @pytest.mark.parametrize("kind", ["full", "diagonal"])
     def test_identity_factors_average_over_their_axes(self, kind: str) -> None:
-        """``S_C x I`` learns from ``G`` what ``S_C`` learns from ``G G^T / m``; the same with two identity factors."""
+        """``S_C x I`` learns from ``G`` what ``S_C`` learns from ``G G^T / m``; the same with two
+        identity factors.
+        """
         one = random_full(4) if kind == "full" else random_diagonal(4)
         two = Kronecker.identity([4, 3, 2], kinds=[kind, "identity", "identity"])
         two = Kronecker(torch.tensor(1.0), (one, *two.factors[1:])).normalized()
@@ -246,7 +268,12 @@ class TestPapersBoxesToTheLetter:
                 (1 - gamma * beta) * d + beta * (W.diag() + lam),
             )
             S = update(
-                S, gradient_outer_product(g), lr=beta, damping=lam, rotation=moore_penrose, positive=truncated_exp
+                S,
+                gradient_outer_product(g),
+                lr=beta,
+                damping=lam,
+                rotation=moore_penrose,
+                positive=truncated_exp,
             )
             close(S.basis, B)
             close(S.eigs, d)
@@ -255,7 +282,11 @@ class TestPapersBoxesToTheLetter:
     def test_kronecker(self, gamma: float) -> None:
         """Bottom box of the figure with the update schemes."""
         beta, S, n, m = 0.05, random_kronecker([3, 4]), 3, 4
-        alpha, (BC, BK), (dC, dK) = S.scale, [f.basis for f in S.factors], [f.eigs for f in S.factors]  # type: ignore[union-attr]
+        alpha, (BC, BK), (dC, dK) = (
+            S.scale,
+            [f.basis for f in S.factors],
+            [f.eigs for f in S.factors],
+        )  # type: ignore[union-attr]
         for _ in range(self.STEPS):
             G = torch.randn(n, m)
             SC, SK = BC @ dC.diag() @ BC.T, BK @ dK.diag() @ BK.T
@@ -272,17 +303,27 @@ class TestPapersBoxesToTheLetter:
             self.compare(S, alpha, (BC, BK), (dC, dK))
 
     @pytest.mark.parametrize("gamma", [0.0, 1.0])
-    @pytest.mark.parametrize("rate", [None, 0.1], ids=["common step", "normalized step, truncated Cayley"])
+    @pytest.mark.parametrize(
+        "rate", [None, 0.1], ids=["common step", "normalized step, truncated Cayley"]
+    )
     def test_truncated_kronecker(self, gamma: float, rate: float | None) -> None:
-        """Right box of the figure that compares Kronecker schemes; with its caption's step size for the bases, too.
+        """Right box of the figure that compares Kronecker schemes; with its caption's step size for
+        the bases, too.
 
-        The paper's truncated Cayley map leaves the basis a little less than orthogonal, which we repair in each
+        The paper's truncated Cayley map leaves the basis a little less than orthogonal, which we
+        repair in each
         step: at this rate the difference is below the tolerance.
         """
         beta, lam, n, m, gap = 0.05, 0.01, 3, 4, 1e-6
         S = random_kronecker([n, m])
-        alpha, (BC, BK), (dC, dK) = S.scale, [f.basis for f in S.factors], [f.eigs for f in S.factors]  # type: ignore[union-attr]
-        rotation: Rotation = moore_penrose if rate is None else partial(normalized, rate=rate, gap=gap)
+        alpha, (BC, BK), (dC, dK) = (
+            S.scale,
+            [f.basis for f in S.factors],
+            [f.eigs for f in S.factors],
+        )  # type: ignore[union-attr]
+        rotation: Rotation = (
+            moore_penrose if rate is None else partial(normalized, rate=rate, gap=gap)
+        )
         orthogonal = cayley if rate is None else truncated_cayley
         for _ in range(self.STEPS):
             G = torch.randn(n, m)
@@ -314,7 +355,9 @@ class TestPapersBoxesToTheLetter:
             )
             self.compare(S, alpha, (BC, BK), (dC, dK))
 
-    def compare(self, S: Kronecker, alpha: Tensor, bases: tuple[Tensor, ...], eigs: tuple[Tensor, ...]) -> None:
+    def compare(
+        self, S: Kronecker, alpha: Tensor, bases: tuple[Tensor, ...], eigs: tuple[Tensor, ...]
+    ) -> None:
         close(S.scale, alpha)
         for factor, B, d in zip(S.factors, bases, eigs, strict=True):
             assert isinstance(factor, Full)
@@ -323,7 +366,9 @@ class TestPapersBoxesToTheLetter:
 
 
 class TestFixedPoints:
-    """Learning comes to rest where it should: at the curvature itself, or at its best approximation."""
+    """Learning comes to rest where it should: at the curvature itself, or at its best
+    approximation.
+    """
 
     @pytest.mark.parametrize("rotation", [bounded, partial(bounded, pairwise=True), moore_penrose])
     def test_matrix_that_equals_its_curvature_stays(self, rotation: Rotation) -> None:
@@ -337,7 +382,9 @@ class TestFixedPoints:
         H = random_spd(8)
         S = Full(random_orthogonal(8), torch.ones(8))
         for _ in range(600):
-            S = update(S, Dense(H), lr=0.2, rotation=partial(bounded, pairwise=pairwise), rayleigh=rayleigh)
+            S = update(
+                S, Dense(H), lr=0.2, rotation=partial(bounded, pairwise=pairwise), rayleigh=rayleigh
+            )
         close(S.dense(), H)
 
     def test_kronecker_learns_a_kronecker_product(self) -> None:

@@ -1,4 +1,6 @@
-"""Several turns towards one average, no turn at all, and damping that differs from matrix to matrix."""
+"""Several turns towards one average, no turn at all, and damping that differs from matrix to
+matrix.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,19 @@ close = partial(assert_close, rtol=1e-10, atol=1e-10)
 class TestSweeps:
     @pytest.mark.parametrize("rotation", [bounded, partial(bounded, pairwise=True)])
     def test_enough_of_them_diagonalize_the_average(self, rotation: Rotation) -> None:
-        """With Rayleigh quotients the step is then the default one, ``S <- (1 - lr) S + lr H``, for any ``lr``."""
+        """With Rayleigh quotients the step is then the default one, ``S <- (1 - lr) S + lr H``, for
+        any ``lr``.
+        """
         S, H = random_full(6), random_spd(6)
-        new = update(S, Dense(H), lr=0.7, sweeps=200, rayleigh=True, positive=lambda _, n: n, rotation=rotation)
+        new = update(
+            S,
+            Dense(H),
+            lr=0.7,
+            sweeps=200,
+            rayleigh=True,
+            positive=lambda _, n: n,
+            rotation=rotation,
+        )
         assert_close(new.dense(), 0.3 * S.dense() + 0.7 * H, rtol=1e-8, atol=1e-8)
 
     def test_each_goes_on_from_the_average_that_the_last_has_turned(self) -> None:
@@ -50,11 +62,15 @@ class TestSweeps:
         for sweeps in (1, 2):
             new = update(S, curvature, lr=0.5, sweeps=sweeps)
             assert isinstance(new, Kronecker)
-            memories = [f.residual for f in new.factors if isinstance(f, Full) and f.residual is not None]
+            memories = [
+                f.residual for f in new.factors if isinstance(f, Full) and f.residual is not None
+            ]
             rest.append(
                 torch.stack(
                     [
-                        torch.linalg.matrix_norm(m - torch.diag_embed(m.diagonal(0, -2, -1)), dim=(-2, -1))
+                        torch.linalg.matrix_norm(
+                            m - torch.diag_embed(m.diagonal(0, -2, -1)), dim=(-2, -1)
+                        )
                         for m in memories
                     ]
                 )
@@ -62,7 +78,8 @@ class TestSweeps:
         assert (rest[1] < 0.7 * rest[0]).all()
 
     @pytest.mark.parametrize(
-        ("sweeps", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)]
+        ("sweeps", "error"),
+        [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)],
     )
     def test_bad_numbers_of_sweeps(self, sweeps: int, error: type[Exception]) -> None:
         with pytest.raises(error, match="sweeps must be"):
@@ -76,7 +93,9 @@ class TestEigenvaluesAlone:
         S, gradients = random_kronecker([4, 3], batch=(2,)), torch.randn(1, 2, 4, 3)
         new = update(S, OuterProducts(gradients), lr=0.2, basis_lr=0.0, damping=0.1, rayleigh=True)
         axes = torch.eye(4).expand(2, 4, 4), torch.eye(3).expand(2, 3, 3)
-        aligned = Kronecker(S.scale, tuple(replace(f, basis=b) for f, b in zip(S.factors, axes, strict=True)))
+        aligned = Kronecker(
+            S.scale, tuple(replace(f, basis=b) for f, b in zip(S.factors, axes, strict=True))
+        )
         want = update(aligned, OuterProducts(S.rotate(gradients)), lr=0.2, damping=0.1)
         close(new.spectrum, want.spectrum)
         assert isinstance(new, Kronecker)
@@ -96,14 +115,23 @@ class TestEigenvaluesAlone:
 
 class TestDampingOfEachMatrix:
     def test_like_one_after_the_other(self) -> None:
-        S, gradients, damping = random_kronecker([4, 3], batch=(2,)), torch.randn(1, 2, 4, 3), torch.tensor([0.0, 2.0])
+        S, gradients, damping = (
+            random_kronecker([4, 3], batch=(2,)),
+            torch.randn(1, 2, 4, 3),
+            torch.tensor([0.0, 2.0]),
+        )
         both = update(S, OuterProducts(gradients), lr=0.2, damping=damping, positive=truncated_exp)
         for index in range(2):
             one = Kronecker(
-                S.scale[index], tuple(Full(f.basis[index], f.eigs[index]) for f in S.factors if isinstance(f, Full))
+                S.scale[index],
+                tuple(
+                    Full(f.basis[index], f.eigs[index]) for f in S.factors if isinstance(f, Full)
+                ),
             )
             curvature = OuterProducts(gradients[:, index])
-            alone = update(one, curvature, lr=0.2, damping=damping[index].item(), positive=truncated_exp)
+            alone = update(
+                one, curvature, lr=0.2, damping=damping[index].item(), positive=truncated_exp
+            )
             close(both.dense()[index], alone.dense())
 
     @pytest.mark.parametrize(
@@ -116,10 +144,18 @@ class TestDampingOfEachMatrix:
     )
     def test_bad_damping(self, damping: list[float], text: str) -> None:
         with pytest.raises(ValueError, match=text):
-            update(random_full(3, (2,)), OuterProducts(torch.randn(1, 2, 3)), lr=0.1, damping=torch.tensor(damping))
+            update(
+                random_full(3, (2,)),
+                OuterProducts(torch.randn(1, 2, 3)),
+                lr=0.1,
+                damping=torch.tensor(damping),
+            )
 
     def test_bad_format_of_damping(self) -> None:
         with pytest.raises(TypeError, match=r"damping must be torch\.float64"):
             update(
-                random_full(3), OuterProducts(torch.randn(1, 3)), lr=0.1, damping=torch.ones((), dtype=torch.float32)
+                random_full(3),
+                OuterProducts(torch.randn(1, 3)),
+                lr=0.1,
+                damping=torch.ones((), dtype=torch.float32),
             )

@@ -1,4 +1,6 @@
-"""Options of the update that no claim of the paper covers: damping, two rates, memory, batches and number formats."""
+"""Options of the update that no claim of the paper covers: damping, two rates, memory, batches and
+number formats.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class TestStructure:
     def test_structure_shape_and_format_are_kept(self, S: SPD) -> None:
         for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
             old = S.to(dtype)
-            new = update(old, OuterProducts(torch.randn(2, *S.batch_shape, *S.sizes)), lr=0.1, damping=0.1)
+            new = update(
+                old, OuterProducts(torch.randn(2, *S.batch_shape, *S.sizes)), lr=0.1, damping=0.1
+            )
             assert type(new) is type(old)
             assert new.sizes == old.sizes
             for a, b in zip(parts(new), parts(old), strict=True):
@@ -44,7 +48,9 @@ class TestStructure:
         new = update(S, OuterProducts(vectors), lr=0.1, damping=0.1, rayleigh=rayleigh)
         for index in indices(S):
             lead: tuple[slice | int, ...] = (slice(None), *index)
-            one = update(at(S, index), OuterProducts(vectors[lead]), lr=0.1, damping=0.1, rayleigh=rayleigh)
+            one = update(
+                at(S, index), OuterProducts(vectors[lead]), lr=0.1, damping=0.1, rayleigh=rayleigh
+            )
             for a, b in zip(parts(at(new, index)), parts(one), strict=True):
                 assert_close(a, b)
 
@@ -61,7 +67,9 @@ class TestStructure:
         assert_close(update(S, zero, lr=0.1, decay=0.0).dense(), S.dense())
 
     def test_scaling_the_problem_scales_the_result(self, S: SPD) -> None:
-        """``S -> c^2 S`` and gradients ``-> c g`` give ``c^2`` times the result: there are no units anywhere."""
+        """``S -> c^2 S`` and gradients ``-> c g`` give ``c^2`` times the result: there are no units
+        anywhere.
+        """
         vectors = torch.randn(2, *S.batch_shape, *S.sizes)
         c = 1e8
         big: SPD
@@ -79,7 +87,9 @@ class TestStructure:
 
 class TestDamping:
     def test_full_matrix_sees_the_damped_curvature(self) -> None:
-        """``H + damping I``, in the eigenvalues and, which leaves them unchanged, in the rotations."""
+        """``H + damping I``, in the eigenvalues and, which leaves them unchanged, in
+        the rotations.
+        """
         S, H = random_full(5), random_spd(5)
         for rayleigh in (False, True):
             damped = update(S, Dense(H), lr=0.1, damping=0.3, rayleigh=rayleigh)
@@ -87,8 +97,12 @@ class TestDamping:
             assert_close(damped.dense(), shifted.dense())
 
     @pytest.mark.parametrize("sizes", [[3, 4], [2, 3, 2]])
-    def test_kronecker_damping_is_the_projection_of_damping_times_identity(self, sizes: list[int]) -> None:
-        """The paper's adaptive Lambda is what ``damping I`` projects to; for any number of factors."""
+    def test_kronecker_damping_is_the_projection_of_damping_times_identity(
+        self, sizes: list[int]
+    ) -> None:
+        """The paper's adaptive Lambda is what ``damping I`` projects to; for any number
+        of factors.
+        """
         S, G = random_kronecker(sizes), torch.randn(1, *sizes)
         H = torch.outer(G.flatten(), G.flatten())
         damped = update(S, OuterProducts(G), lr=0.1, damping=0.3)
@@ -96,7 +110,9 @@ class TestDamping:
         assert_close(damped.dense(), shifted.dense())
 
     def test_keeps_rank_deficient_curvature_invertible(self) -> None:
-        """A 12 by 2 gradient tells nothing about ten directions: undamped, their eigenvalues vanish."""
+        """A 12 by 2 gradient tells nothing about ten directions: undamped, their eigenvalues
+        vanish.
+        """
         G = torch.randn(1, 12, 2)
         undamped = damped = Kronecker.identity([12, 2])
         for _ in range(100):
@@ -130,7 +146,9 @@ class TestTwoRates:
 
 
 class TestMemory:
-    """A memory keeps what the rotation has not yet diagonalized, so that nothing of the average is lost."""
+    """A memory keeps what the rotation has not yet diagonalized, so that nothing of the average is
+    lost.
+    """
 
     def test_memory_is_the_average_in_the_new_basis(self) -> None:
         S = random_full(6).with_residual()
@@ -188,7 +206,13 @@ class TestRayleighQuotients:
             S, H = random_full(5), random_spd(5)
             want = 0.9 * S.dense() + 0.1 * H
             for i, rayleigh in enumerate((False, True)):
-                new = update(S, Dense(H, semidefinite=True), lr=0.1, positive=truncated_exp, rayleigh=rayleigh)
+                new = update(
+                    S,
+                    Dense(H, semidefinite=True),
+                    lr=0.1,
+                    positive=truncated_exp,
+                    rayleigh=rayleigh,
+                )
                 gaps[i] += (new.dense() - want).norm()
         assert gaps[1] < gaps[0]
 
@@ -202,15 +226,24 @@ class TestTruncatedCayleyInTheUpdate:
 
     @pytest.mark.parametrize("cap", [0.3, 0.6])
     def test_stays_orthogonal_with_long_steps(self, cap: float) -> None:
-        """The cap bounds the defect of one step by ``2 cap^8``, which one Newton-Schulz step squares."""
+        """The cap bounds the defect of one step by ``2 cap^8``, which one Newton-Schulz step
+        squares.
+        """
         S = Full.identity(20)
         for _ in range(100):
-            S = update(S, OuterProducts(torch.randn(1, 20)), lr=0.9, orthogonal=partial(truncated_cayley, cap=cap))
+            S = update(
+                S,
+                OuterProducts(torch.randn(1, 20)),
+                lr=0.9,
+                orthogonal=partial(truncated_cayley, cap=cap),
+            )
             assert orthogonality_defect(S.basis) < (2 * cap**8) ** 2
 
 
 def test_learns_a_covariance_from_samples_in_every_structure(S: SPD) -> None:
-    """A running mean over 1200 samples brings every structure near the matrix they were drawn from."""
+    """A running mean over 1200 samples brings every structure near the matrix they were
+    drawn from.
+    """
     want = S.dense()
     learned: SPD
     if isinstance(S, Kronecker):

@@ -25,7 +25,9 @@ def quadratic(hessian: Tensor, center: Tensor):  # type: ignore[no-untyped-def]
 
 
 class Quadrature:
-    """Logistic regression with exact expectations: ``x w`` is Gaussian in one dimension for every example."""
+    """Logistic regression with exact expectations: ``x w`` is Gaussian in one dimension for every
+    example.
+    """
 
     def __init__(self, inputs: Tensor, targets: Tensor, prior_precision: float) -> None:
         self.inputs, self.targets, self.prior = inputs, targets, prior_precision
@@ -38,7 +40,10 @@ class Quadrature:
 
     def elbo(self, mean: Tensor, covariance: Tensor) -> float:
         size = len(mean)
-        nll = (softplus(self._at(mean, covariance)) @ self.weights - self.targets * (self.inputs @ mean)).sum()
+        nll = (
+            softplus(self._at(mean, covariance)) @ self.weights
+            - self.targets * (self.inputs @ mean)
+        ).sum()
         prior = 0.5 * size * math.log(self.prior / (2 * math.pi)) - 0.5 * self.prior * (
             mean @ mean + covariance.trace()
         )

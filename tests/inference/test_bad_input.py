@@ -1,4 +1,6 @@
-"""Shapes, number formats and values that do not fit are refused with a sentence, never broadcast."""
+"""Shapes, number formats and values that do not fit are refused with a sentence, never
+broadcast.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,47 @@ X = torch.ones(4, 2, dtype=torch.float64)
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: linear_regression(X, torch.ones(4, 1), noise=1.0), ValueError, r"targets must be .* shape \(n,\)"),
-        (lambda: linear_regression(X, torch.ones(4, 3), noise=1.0), ValueError, r"targets must be .* shape \(n,\)"),
+        (
+            lambda: linear_regression(X, torch.ones(4, 1), noise=1.0),
+            ValueError,
+            r"targets must be .* shape \(n,\)",
+        ),
+        (
+            lambda: linear_regression(X, torch.ones(4, 3), noise=1.0),
+            ValueError,
+            r"targets must be .* shape \(n,\)",
+        ),
         (lambda: linear_regression(X, 1.0, noise=1.0), ValueError, r"targets must be .* got float"),
-        (lambda: linear_regression(X, torch.ones(3), noise=1.0), ValueError, "one entry for each of 4"),
-        (lambda: linear_regression(X, torch.full((4,), torch.nan), noise=1.0), ValueError, "targets must be finite"),
-        (lambda: logistic_regression(X, torch.ones(4, 1)), ValueError, r"targets must be .* shape \(n,\)"),
+        (
+            lambda: linear_regression(X, torch.ones(3), noise=1.0),
+            ValueError,
+            "one entry for each of 4",
+        ),
+        (
+            lambda: linear_regression(X, torch.full((4,), torch.nan), noise=1.0),
+            ValueError,
+            "targets must be finite",
+        ),
+        (
+            lambda: logistic_regression(X, torch.ones(4, 1)),
+            ValueError,
+            r"targets must be .* shape \(n,\)",
+        ),
         (lambda: logistic_regression(X, torch.full((4,), 0.5)), ValueError, "0 or 1"),
-        (lambda: logistic_regression(X[0], torch.ones(2)), ValueError, r"inputs must have shape \(n, d\)"),
+        (
+            lambda: logistic_regression(X[0], torch.ones(2)),
+            ValueError,
+            r"inputs must have shape \(n, d\)",
+        ),
         (
             lambda: classifier(torch.nn.Linear(2, 3), X, torch.ones(4, 1, dtype=torch.int64)),
             ValueError,
             r"targets must be .* shape \(n,\)",
         ),
         (
-            lambda: Supervised(lambda w, x: x @ w, lambda f, y: (f - y) ** 2, X, torch.ones(4, 3), 1.0)(torch.ones(2)),
+            lambda: Supervised(
+                lambda w, x: x @ w, lambda f, y: (f - y) ** 2, X, torch.ones(4, 3), 1.0
+            )(torch.ones(2)),
             ValueError,
             r"loss must return one number for each example, got shape \(3,\)",
         ),
@@ -67,19 +95,47 @@ def density(w: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: fit_gaussian(lambda w: -w, torch.zeros(2)), ValueError, "log_joint must return one number"),
-        (lambda: fit_gaussian(density, torch.full((2,), torch.nan)), ValueError, "mean must be finite"),
-        (lambda: fit_gaussian(density, torch.zeros(2, dtype=torch.int64)), TypeError, "mean must be a real"),
-        (lambda: fit_gaussian(density, torch.zeros(2), Full.identity(3)), ValueError, "precision must act on"),
+        (
+            lambda: fit_gaussian(lambda w: -w, torch.zeros(2)),
+            ValueError,
+            "log_joint must return one number",
+        ),
+        (
+            lambda: fit_gaussian(density, torch.full((2,), torch.nan)),
+            ValueError,
+            "mean must be finite",
+        ),
+        (
+            lambda: fit_gaussian(density, torch.zeros(2, dtype=torch.int64)),
+            TypeError,
+            "mean must be a real",
+        ),
+        (
+            lambda: fit_gaussian(density, torch.zeros(2), Full.identity(3)),
+            ValueError,
+            "precision must act on",
+        ),
         (
             lambda: fit_gaussian(density, torch.zeros(2), curvature="fisher"),
             ValueError,
             "curvature must be one of hessian, .* or a function, got 'fisher'",
         ),
-        (lambda: fit_gaussian(density, torch.zeros(2), curvature=3), TypeError, "curvature must be .* got int"),
-        (lambda: fit_gaussian(density, torch.zeros(2), lr=lambda t: "x", samples=4), TypeError, r"lr\(0\) must be"),
+        (
+            lambda: fit_gaussian(density, torch.zeros(2), curvature=3),
+            TypeError,
+            "curvature must be .* got int",
+        ),
+        (
+            lambda: fit_gaussian(density, torch.zeros(2), lr=lambda t: "x", samples=4),
+            TypeError,
+            r"lr\(0\) must be",
+        ),
         (lambda: elbo(density, torch.zeros(2)), TypeError, "q must be a Gaussian"),
-        (lambda: elbo(3, Gaussian.start(torch.zeros(2))), TypeError, "log_joint must be a function"),
+        (
+            lambda: elbo(3, Gaussian.start(torch.zeros(2))),
+            TypeError,
+            "log_joint must be a function",
+        ),
     ],
 )
 def test_fits(make: Callable[[], object], error: type[Exception], message: str) -> None:

@@ -1,4 +1,6 @@
-"""Estimates of gradient and Hessian under a Gaussian: no bias, and no noise where the posterior is Gaussian."""
+"""Estimates of gradient and Hessian under a Gaussian: no bias, and no noise where the posterior is
+Gaussian.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def dense(q: Gaussian, found: Estimate) -> Tensor:
 
 @pytest.mark.parametrize("source", UNBIASED)
 def test_no_bias(source: str) -> None:
-    """The mean over many points against quadrature, in units of what the spread of ten estimates lets expect."""
+    """The mean over many points against quadrature, in units of what the spread of ten estimates
+    lets expect.
+    """
     inputs, targets = small_logistic()
     model = logistic_regression(inputs, targets, prior_precision=0.5)
     q = Gaussian.start(torch.tensor([0.3, -0.2, 0.1]), Full.from_dense(2 * random_spd(3, 3.0)))
@@ -44,11 +48,15 @@ def test_no_bias(source: str) -> None:
         assert (error <= 5 * got.std(0) / 10**0.5 + 1e-9).all()
         assert error.max() < 0.1 * want.abs().max()
     bound = -torch.tensor([each.value for each in found])
-    assert bound.mean().item() == pytest.approx(exact.elbo(q.mean, q.covariance()), abs=5 * found[0].error / 10**0.5)
+    assert bound.mean().item() == pytest.approx(
+        exact.elbo(q.mean, q.covariance()), abs=5 * found[0].error / 10**0.5
+    )
     assert 0.3 < bound.std().item() / found[0].error < 3
 
 
-@pytest.mark.parametrize("S", [Full.from_dense(torch.eye(3).double()), Diagonal(torch.ones(3).double())])
+@pytest.mark.parametrize(
+    "S", [Full.from_dense(torch.eye(3).double()), Diagonal(torch.ones(3).double())]
+)
 def test_what_a_model_gives_is_summed_up(S: Full | Diagonal) -> None:
     inputs, targets = small_logistic()
     model = logistic_regression(inputs, targets, prior_precision=0.5)
@@ -71,8 +79,12 @@ def test_combined_estimates_are_their_mean(source: str) -> None:
     both = combine(found)
     assert both.value == pytest.approx(sum(each.value for each in found) / 3)
     assert both.error == pytest.approx(sum(each.error**2 for each in found) ** 0.5 / 3)
-    torch.testing.assert_close(both.gradients[ONLY], torch.stack([each.gradients[ONLY] for each in found]).mean(0))
-    torch.testing.assert_close(dense(q, both), torch.stack([dense(q, each) for each in found]).mean(0))
+    torch.testing.assert_close(
+        both.gradients[ONLY], torch.stack([each.gradients[ONLY] for each in found]).mean(0)
+    )
+    torch.testing.assert_close(
+        dense(q, both), torch.stack([dense(q, each) for each in found]).mean(0)
+    )
 
 
 def test_the_bound_has_the_error_it_claims() -> None:
@@ -83,7 +95,9 @@ def test_the_bound_has_the_error_it_claims() -> None:
     assert abs(value - Quadrature(inputs, targets, 0.5).elbo(q.mean, q.covariance())) < 4 * error
 
 
-@pytest.mark.parametrize("source", ["hessian", "reparametrization", "reinforce", "gradient-outer-product"])
+@pytest.mark.parametrize(
+    "source", ["hessian", "reparametrization", "reinforce", "gradient-outer-product"]
+)
 def test_no_noise_at_a_gaussian_posterior(source: str) -> None:
     H, center = random_spd(5), torch.randn(5)
     q = Gaussian.start(center, Full.from_dense(H))
@@ -101,10 +115,16 @@ def test_gradient_outer_products_away_from_the_posterior() -> None:
     H, S, center = random_spd(3, 3.0), random_spd(3, 3.0), torch.tensor([0.5, 0.0, -0.5])
     q = Gaussian.start(torch.zeros(3), Full.from_dense(S))
     found = estimate(
-        Target(quadratic(H, center)), q, "gradient-outer-product", 100000, torch.Generator().manual_seed(0)
+        Target(quadratic(H, center)),
+        q,
+        "gradient-outer-product",
+        100000,
+        torch.Generator().manual_seed(0),
     )
     g = H @ -center
-    torch.testing.assert_close(dense(q, found), H @ torch.linalg.inv(S) @ H + torch.outer(g, g), rtol=0.02, atol=0.05)
+    torch.testing.assert_close(
+        dense(q, found), H @ torch.linalg.inv(S) @ H + torch.outer(g, g), rtol=0.02, atol=0.05
+    )
 
 
 def test_functions_of_the_parameters_as_curvature() -> None:
@@ -112,7 +132,9 @@ def test_functions_of_the_parameters_as_curvature() -> None:
     q = Gaussian.start(center, "full")
     root = torch.linalg.cholesky(H).T
     for curvature in (lambda w: Dense(H), lambda w: OuterProducts(root.reshape(4, 2, 2))):
-        found = estimate(Target(quadratic(H, center)), q, curvature, 2, torch.Generator().manual_seed(0))
+        found = estimate(
+            Target(quadratic(H, center)), q, curvature, 2, torch.Generator().manual_seed(0)
+        )
         torch.testing.assert_close(dense(q, found), H)
 
 

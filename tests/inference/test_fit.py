@@ -1,4 +1,6 @@
-"""Fits against exact posteriors, converged references and Newton's method; and what happens to bad problems."""
+"""Fits against exact posteriors, converged references and Newton's method; and what happens to bad
+problems.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,13 @@ SOURCES = ["hessian", "gauss-newton", "reparametrization", "reinforce", "gradien
 
 @pytest.fixture(scope="module")
 def diabetes() -> tuple[Tensor, Tensor]:
-    inputs, targets = (torch.tensor(part, dtype=torch.float64) for part in load_diabetes(return_X_y=True))
+    inputs, targets = (
+        torch.tensor(part, dtype=torch.float64) for part in load_diabetes(return_X_y=True)
+    )
     inputs = inputs[:100, :5]
-    return (inputs - inputs.mean(0)) / inputs.std(0), (targets[:100] - targets.mean()) / targets.std()
+    return (inputs - inputs.mean(0)) / inputs.std(0), (
+        targets[:100] - targets.mean()
+    ) / targets.std()
 
 
 class TestLinearGaussian:
@@ -41,20 +47,27 @@ class TestLinearGaussian:
         found = fit_gaussian(model, torch.zeros(5), 2.0, curvature=source, tol=1e-13, max_iter=2000)
         assert found.success
         torch.testing.assert_close(found.mean, mean, atol=1e-6, rtol=0)
-        torch.testing.assert_close(found.posterior.covariance(), torch.linalg.inv(precision), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            found.posterior.covariance(), torch.linalg.inv(precision), atol=1e-6, rtol=0
+        )
         total = 0.64 * torch.eye(len(inputs)) + inputs @ inputs.T / 2
-        evidence = torch.distributions.MultivariateNormal(torch.zeros(len(inputs)), total).log_prob(targets)
+        evidence = torch.distributions.MultivariateNormal(torch.zeros(len(inputs)), total).log_prob(
+            targets
+        )
         assert found.elbo == pytest.approx(evidence.item(), abs=1e-6)
 
     @pytest.mark.parametrize("source", ["reparametrization", "reinforce"])
     def test_diagonal_from_random_points(self, source: str) -> None:
-        """What a diagonal matrix cannot hold remains as noise: the answer is as exact as was asked for."""
+        """What a diagonal matrix cannot hold remains as noise: the answer is as exact as was asked
+        for.
+        """
         H, center = random_spd(3, 4.0), torch.randn(3)
         found = fit_gaussian(quadratic(H, center), torch.zeros(3), "diagonal", curvature=source)
         assert found.success
         assert isinstance(found.precision, Diagonal)
         offset, ratio = found.mean - center, found.precision.eigs / H.diagonal()  # type: ignore[operator]
-        # Divergence of the best diagonal Gaussian from the one found, and a quadratic form: both are gaps in nats.
+        # Divergence of the best diagonal Gaussian from the one found, and a quadratic form: both
+        # are gaps in nats.
         gap = 0.5 * (1 / ratio - 1 + ratio.log()).sum() + 0.5 * offset @ H @ offset
         assert 0 <= gap < 1e-3
 
@@ -65,10 +78,14 @@ class TestLinearGaussian:
         torch.testing.assert_close(found.mean, center, atol=1e-6, rtol=0)
         torch.testing.assert_close(found.precision.eigs, H.diagonal(), atol=1e-6, rtol=0)
 
-    @pytest.mark.parametrize("source", ["hessian", "reparametrization", "reinforce", "gradient-outer-product"])
+    @pytest.mark.parametrize(
+        "source", ["hessian", "reparametrization", "reinforce", "gradient-outer-product"]
+    )
     def test_kronecker(self, source: str) -> None:
         H, center = torch.kron(random_spd(2, 5.0), random_spd(3, 5.0)), torch.randn(2, 3)
-        found = fit_gaussian(quadratic(H, center), torch.zeros(2, 3), "kronecker", curvature=source, tol=1e-13)
+        found = fit_gaussian(
+            quadratic(H, center), torch.zeros(2, 3), "kronecker", curvature=source, tol=1e-13
+        )
         assert found.success
         assert isinstance(found.precision, Kronecker)
         torch.testing.assert_close(found.mean, center, atol=1e-6, rtol=0)
@@ -91,7 +108,9 @@ class TestLinearGaussian:
         H, center = random_spd(4, 10.0), torch.randn(4)
         found = fit_gaussian(quadratic(H, center), torch.zeros(4), tol=1e-14, exact=False)
         assert found.success
-        torch.testing.assert_close(found.posterior.covariance(), torch.linalg.inv(H), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            found.posterior.covariance(), torch.linalg.inv(H), atol=1e-6, rtol=0
+        )
 
 
 class TestNewton:
@@ -105,7 +124,11 @@ class TestNewton:
     def test_laplace_is_the_mode_that_scikit_learn_finds(self) -> None:
         inputs, targets = small_logistic()
         found = laplace(logistic_regression(inputs, targets, prior_precision=0.5), torch.zeros(3))
-        mode = LogisticRegression(C=2.0, fit_intercept=False, tol=1e-10).fit(inputs.numpy(), targets.numpy()).coef_[0]
+        mode = (
+            LogisticRegression(C=2.0, fit_intercept=False, tol=1e-10)
+            .fit(inputs.numpy(), targets.numpy())
+            .coef_[0]
+        )
         torch.testing.assert_close(found.mean, torch.tensor(mode), atol=1e-6, rtol=0)
         p = (inputs @ found.mean).sigmoid()
         hessian = inputs.T @ ((p * (1 - p))[:, None] * inputs) + 0.5 * torch.eye(3)
@@ -113,7 +136,9 @@ class TestNewton:
         assert found.nit < 10
 
     def test_from_a_saddle_it_finds_a_minimum(self) -> None:
-        """The Hessian is indefinite at the start: the step is shortened, and the matrix stays positive definite."""
+        """The Hessian is indefinite at the start: the step is shortened, and the matrix stays
+        positive definite.
+        """
 
         def log_joint(w: Tensor) -> Tensor:
             return -((w[0] ** 2 - 1) ** 2) - w[1] ** 2
@@ -122,10 +147,14 @@ class TestNewton:
         assert found.success
         assert found.history[0].lr < 1
         torch.testing.assert_close(found.mean, torch.tensor([1.0, 0.0]), atol=1e-6, rtol=0)
-        torch.testing.assert_close(found.posterior.covariance(), torch.diag(torch.tensor([1 / 8, 1 / 2])))
+        torch.testing.assert_close(
+            found.posterior.covariance(), torch.diag(torch.tensor([1 / 8, 1 / 2]))
+        )
 
     def test_steps_that_overshoot_are_shortened(self) -> None:
-        """Newton's method diverges on this function from here; a search for the step size does not."""
+        """Newton's method diverges on this function from here; a search for the step
+        size does not.
+        """
         found = laplace(lambda w: -(1 + (5 * w[0]) ** 2).sqrt(), torch.tensor([3.0]))
         assert found.success
         assert abs(found.mean.item()) < 1e-6  # type: ignore[union-attr]
@@ -150,11 +179,15 @@ class TestLogisticRegression:
         exact = Quadrature(inputs, targets, 0.5)
         best = exact.elbo(*exact.solve())
         model = logistic_regression(inputs, targets, prior_precision=0.5)
-        found = fit_gaussian(model, torch.zeros(3), curvature="empirical-fisher", samples=64, tol=3e-4)
+        found = fit_gaussian(
+            model, torch.zeros(3), curvature="empirical-fisher", samples=64, tol=3e-4
+        )
         assert best - exact.elbo(found.mean, found.posterior.covariance()) > 2e-3  # type: ignore[arg-type]
 
     def test_the_bias_of_gradient_outer_products_is_what_theory_says(self) -> None:
-        """For ``l = w^2 / 2 + w^4 / 4`` all moments are known, and so are both variances at which ``S`` rests."""
+        """For ``l = w^2 / 2 + w^4 / 4`` all moments are known, and so are both variances at which
+        ``S`` rests.
+        """
 
         def root(function: Callable[[float], float]) -> float:
             low, high = 0.0, 1.0
@@ -171,7 +204,14 @@ class TestLogisticRegression:
             return -(w**2 / 2 + w**4 / 4).sum()
 
         for source, variance in (("gradient-outer-product", rest), ("reparametrization", best)):
-            found = fit_gaussian(log_joint, torch.zeros(1), curvature=source, samples=4096, tol=1e-3, max_samples=10**6)
+            found = fit_gaussian(
+                log_joint,
+                torch.zeros(1),
+                curvature=source,
+                samples=4096,
+                tol=1e-3,
+                max_samples=10**6,
+            )
             assert found.success
             assert found.posterior.std().item() ** 2 == pytest.approx(variance, rel=0.02)  # type: ignore[union-attr]
 
@@ -183,10 +223,14 @@ class TestLogisticRegression:
         assert points[0] == 16
         assert points[-1] >= 64
         assert all(after in (before, 2 * before) for before, after in pairwise(points))
-        few = fit_gaussian(model, torch.zeros(3), curvature="reparametrization", samples=8, max_samples=40)
+        few = fit_gaussian(
+            model, torch.zeros(3), curvature="reparametrization", samples=8, max_samples=40
+        )
         assert not few.success
         assert "mostly noise, and more than 40 points are not allowed" in few.message
-        fixed = fit_gaussian(model, torch.zeros(3), curvature="reparametrization", samples=8, lr=0.1, max_iter=30)
+        fixed = fit_gaussian(
+            model, torch.zeros(3), curvature="reparametrization", samples=8, lr=0.1, max_iter=30
+        )
         assert {each.points for each in fixed.history} == {8}
 
     def test_minibatches_with_a_schedule(self) -> None:
@@ -194,9 +238,17 @@ class TestLogisticRegression:
         exact = Quadrature(inputs, targets, 0.5)
         model = Minibatches(logistic_regression(inputs, targets, prior_precision=0.5), 20)
         found = fit_gaussian(
-            model, torch.zeros(3), curvature="gauss-newton", samples=8, lr=lambda t: 2 / (t + 4), max_iter=300, tol=0.0
+            model,
+            torch.zeros(3),
+            curvature="gauss-newton",
+            samples=8,
+            lr=lambda t: 2 / (t + 4),
+            max_iter=300,
+            tol=0.0,
         )
-        assert exact.elbo(*exact.solve()) - exact.elbo(found.mean, found.posterior.covariance()) < 0.03  # type: ignore[arg-type]
+        assert (
+            exact.elbo(*exact.solve()) - exact.elbo(found.mean, found.posterior.covariance()) < 0.03
+        )  # type: ignore[arg-type]
 
 
 class TestHostileProblems:
@@ -205,11 +257,15 @@ class TestHostileProblems:
     def test_condition_1e12(self) -> None:
         H, center = random_spd(4, 1e12), torch.randn(4)
         for samples, tol in ((0, None), (8, 1e-6)):
-            found = fit_gaussian(quadratic(H, center), torch.zeros(4), samples=samples, tol=tol, max_iter=100)
+            found = fit_gaussian(
+                quadratic(H, center), torch.zeros(4), samples=samples, tol=tol, max_iter=100
+            )
             assert found.success
             assert (found.precision.spectrum > 0).all()  # type: ignore[union-attr]
             assert ((found.mean - center) @ H @ (found.mean - center)).item() < 1e-3
-            torch.testing.assert_close(found.posterior.covariance() @ H, torch.eye(4), rtol=0, atol=1e-2)
+            torch.testing.assert_close(
+                found.posterior.covariance() @ H, torch.eye(4), rtol=0, atol=1e-2
+            )
 
     @pytest.mark.parametrize("exact", [True, False])
     def test_negative_curvature_between_two_modes(self, exact: bool) -> None:
@@ -219,7 +275,9 @@ class TestHostileProblems:
             return -2 * (w.square() - 1).square().sum()
 
         start = Full(torch.eye(2), torch.full((2,), 8.0))
-        found = fit_gaussian(log_joint, torch.tensor([0.01, -0.01]), start, samples=1024, tol=1e-2, exact=exact)
+        found = fit_gaussian(
+            log_joint, torch.tensor([0.01, -0.01]), start, samples=1024, tol=1e-2, exact=exact
+        )
         assert found.success
         if exact:
             assert found.history[0].lr < 0.5
@@ -230,7 +288,9 @@ class TestHostileProblems:
             return 2 * (m**4 + 6 * m**2 * v + 3 * v**2 - 2 * (m**2 + v) + 1) - 0.5 * v.log()
 
         m, v = found.mean[:, None, None], found.posterior.std().square()[:, None, None]  # type: ignore[index, union-attr]
-        around = objective(m + torch.linspace(-0.2, 0.2, 41)[:, None], v * torch.logspace(-0.3, 0.3, 41))
+        around = objective(
+            m + torch.linspace(-0.2, 0.2, 41)[:, None], v * torch.logspace(-0.3, 0.3, 41)
+        )
         assert (objective(m, v)[:, 0, 0] - around.flatten(1).amin(1)).sum() < 0.03
 
     def test_an_improper_posterior_is_never_called_a_success(self) -> None:
@@ -259,14 +319,18 @@ class TestHostileProblems:
             fit_gaussian(lambda w: w.sum() * 0 + value, torch.zeros(2))
 
     def test_not_finite_on_the_way(self) -> None:
-        """Beyond 3 there is nothing, and the gradient pulls there: the search ends where it is, and says so."""
+        """Beyond 3 there is nothing, and the gradient pulls there: the search ends where it is, and
+        says so.
+        """
 
         def log_joint(w: Tensor) -> Tensor:
             return torch.where(w[0] < 3, 10 * w[0] - 0.5 * w[0] ** 2, math.nan)
 
         start = Full(torch.eye(1), torch.full((1,), 1e4))
         for lr in (None, 0.5):
-            found = fit_gaussian(log_joint, torch.zeros(1), start, samples=8, lr=lr, elbo_samples=4, max_iter=200)
+            found = fit_gaussian(
+                log_joint, torch.zeros(1), start, samples=8, lr=lr, elbo_samples=4, max_iter=200
+            )
             assert not found.success
             assert "NaN or infinite" in found.message
             assert found.mean.item() < 3  # type: ignore[union-attr]
@@ -294,7 +358,12 @@ class TestInterface:
             seen.append(result)
             return len(seen) == 3
 
-        found = fit_gaussian(quadratic(random_spd(2), torch.ones(2)), torch.zeros(2), callback=callback, progress=True)
+        found = fit_gaussian(
+            quadratic(random_spd(2), torch.ones(2)),
+            torch.zeros(2),
+            callback=callback,
+            progress=True,
+        )
         assert found.message == "the callback asked to stop"
         assert [result.nit for result in seen] == [0, 1, 2]
         assert len(found.history) == 3
@@ -328,4 +397,8 @@ class TestInterface:
         with pytest.raises(TypeError, match="log_joint must be a function"):
             fit_gaussian(None, torch.zeros(2))  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="must return Dense or OuterProducts"):
-            fit_gaussian(quadratic(torch.eye(2), torch.ones(2)), torch.zeros(2), curvature=lambda w: torch.eye(2))
+            fit_gaussian(
+                quadratic(torch.eye(2), torch.ones(2)),
+                torch.zeros(2),
+                curvature=lambda w: torch.eye(2),
+            )

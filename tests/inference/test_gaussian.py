@@ -28,10 +28,15 @@ def test_density_entropy_and_covariance_of_one_block() -> None:
 def test_blocks_are_independent() -> None:
     matrices = {"a": random_spd(6), "b": random_spd(2)}
     kron = nearest_kronecker(torch.kron(random_spd(2), random_spd(3)), (2, 3))
-    q = Gaussian.start({"a": torch.randn(2, 3), "b": torch.randn(2)}, {"a": kron, "b": Full.from_dense(matrices["b"])})
+    q = Gaussian.start(
+        {"a": torch.randn(2, 3), "b": torch.randn(2)},
+        {"a": kron, "b": Full.from_dense(matrices["b"])},
+    )
     points = {"a": torch.randn(5, 2, 3), "b": torch.randn(5, 2)}
     parts = [
-        MultivariateNormal(q.means[n].flatten(), precision_matrix=S.dense()).log_prob(points[n].flatten(1))
+        MultivariateNormal(q.means[n].flatten(), precision_matrix=S.dense()).log_prob(
+            points[n].flatten(1)
+        )
         for n, S in q.precisions.items()
     ]
     torch.testing.assert_close(q.log_prob(points), parts[0] + parts[1])
@@ -39,7 +44,9 @@ def test_blocks_are_independent() -> None:
 
 
 def test_samples_have_the_moments() -> None:
-    q = Gaussian.start(torch.tensor([1.0, -2.0]), Full.from_dense(torch.tensor([[2.0, 1.0], [1.0, 3.0]])))
+    q = Gaussian.start(
+        torch.tensor([1.0, -2.0]), Full.from_dense(torch.tensor([[2.0, 1.0], [1.0, 3.0]]))
+    )
     draws = q.sample(40000, torch.Generator().manual_seed(1))
     torch.testing.assert_close(draws.mean(0), q.mean, atol=0.02, rtol=0)
     torch.testing.assert_close(draws.T.cov(), q.covariance(), atol=0.02, rtol=0)
@@ -65,7 +72,11 @@ def test_structures_start_at_the_identity(kind: str) -> None:
         (torch.zeros(2), None, "got NoneType"),
         (torch.zeros(2), {"a": "full"}, "must be given for each of"),
         (torch.zeros(3), Full.identity(2, dtype=torch.float64), r"must act on shape \(3,\)"),
-        (torch.zeros(2), Diagonal(torch.tensor([1.0, -1.0], dtype=torch.float64)), "positive definite"),
+        (
+            torch.zeros(2),
+            Diagonal(torch.tensor([1.0, -1.0], dtype=torch.float64)),
+            "positive definite",
+        ),
         (torch.zeros(2), Diagonal(torch.ones(2, dtype=torch.float32)), "must be torch.float64"),
         (torch.zeros(()), "kronecker", "at least one axis"),
     ],

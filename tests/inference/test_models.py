@@ -29,7 +29,9 @@ def test_log_densities() -> None:
     linear = linear_regression(inputs, targets, noise=0.3, prior_precision=2.0)
     torch.testing.assert_close(linear(w), Normal(inputs @ w, 0.3).log_prob(targets).sum() + prior)
     logistic = logistic_regression(inputs, labels, prior_precision=2.0)
-    torch.testing.assert_close(logistic(w), Bernoulli(logits=inputs @ w).log_prob(labels).sum() + prior)
+    torch.testing.assert_close(
+        logistic(w), Bernoulli(logits=inputs @ w).log_prob(labels).sum() + prior
+    )
 
 
 def test_gauss_newton_is_the_hessian_of_a_linear_model() -> None:
@@ -58,11 +60,15 @@ def test_network(network: tuple[Supervised, dict[str, Tensor]]) -> None:
     hidden = (model.inputs @ start["0.weight"].T + start["0.bias"]).tanh()
     logits = hidden @ start["2.weight"].T + start["2.bias"]
     prior = sum(Normal(0, 2.0**0.5).log_prob(p).sum() for p in start.values())
-    torch.testing.assert_close(model(start), Categorical(logits=logits).log_prob(model.targets).sum() + prior)
+    torch.testing.assert_close(
+        model(start), Categorical(logits=logits).log_prob(model.targets).sum() + prior
+    )
     # The last layer enters linearly: there, Gauss-Newton is the Hessian.
     found = model.gauss_newton({name: p[None] for name, p in start.items()})
     assert isinstance(found, dict)
-    want = hessian(lambda w: -model({**start, "2.weight": w}))(start["2.weight"]).reshape(9, 9) - 0.5 * torch.eye(9)
+    want = hessian(lambda w: -model({**start, "2.weight": w}))(start["2.weight"]).reshape(
+        9, 9
+    ) - 0.5 * torch.eye(9)
     torch.testing.assert_close(dense(found["2.weight"]), want)
 
 
@@ -74,7 +80,9 @@ def test_minibatches_have_the_right_mean() -> None:
     assert (values.mean() - model(w)).abs() < 4 * values.std() / 20
     assert values.std() > 0.1
     torch.testing.assert_close(Minibatches(model, 8)(w), model(w))
-    torch.testing.assert_close(dense(Minibatches(model, 8).gauss_newton(w[None])), dense(model.gauss_newton(w[None])))
+    torch.testing.assert_close(
+        dense(Minibatches(model, 8).gauss_newton(w[None])), dense(model.gauss_newton(w[None]))
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,12 @@ def test_minibatches_have_the_right_mean() -> None:
 )
 def test_bad_data(change: dict[str, object], text: str) -> None:
     inputs, targets = small_logistic()
-    options: dict[str, object] = {"inputs": inputs, "targets": targets, "prior_precision": 1.0, **change}
+    options: dict[str, object] = {
+        "inputs": inputs,
+        "targets": targets,
+        "prior_precision": 1.0,
+        **change,
+    }
     with pytest.raises((ValueError, TypeError), match=text):
         logistic_regression(**options)  # type: ignore[arg-type]
 

@@ -77,5 +77,8 @@ def test_squared_length_of_a_step_is_twice_the_divergence(kind: str) -> None:
         near = torch.kron(a + small * random_spd(2), b + small * random_spd(3))
     vector = tangent_vector(matrix, Dense(near))[0]
     zero = torch.zeros(len(S))
-    want = kl_divergence(MultivariateNormal(zero, precision_matrix=near), MultivariateNormal(zero, precision_matrix=S))
+    want = kl_divergence(
+        MultivariateNormal(zero, precision_matrix=near),
+        MultivariateNormal(zero, precision_matrix=S),
+    )
     assert 0.5 * vector.square().sum().item() == pytest.approx(want.item(), rel=1e-2)

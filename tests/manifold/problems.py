@@ -13,7 +13,9 @@ from eigenstep_lab.baselines.van_loan import nearest_kronecker
 
 
 def random_spd(n: int, condition: float = 10.0, batch: tuple[int, ...] = ()) -> Tensor:
-    """Return random matrices with eigenvalues spread evenly, on a logarithmic scale, from 1 to `condition`."""
+    """Return random matrices with eigenvalues spread evenly, on a logarithmic scale, from 1 to
+    `condition`.
+    """
     basis = torch.linalg.qr(torch.randn(*batch, n, n))[0]
     eigs = torch.logspace(0, torch.log10(torch.tensor(condition)), n)
     return basis * eigs @ basis.mT

@@ -28,7 +28,9 @@ def test_covariance(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert_close(gaussian.x[0], spoiled.mean(0), rtol=1e-4, atol=1e-4)
     student = example.fit_student(spoiled)
     assert student.success, student.message
-    assert example.distance(truth, student.S.dense()) < 0.3 * example.distance(truth, gaussian.S.dense())
+    assert example.distance(truth, student.S.dense()) < 0.3 * example.distance(
+        truth, gaussian.S.dense()
+    )
 
 
 def test_tyler(monkeypatch: pytest.MonkeyPatch) -> None:

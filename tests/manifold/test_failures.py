@@ -1,4 +1,6 @@
-"""Curvature of every kind, values that are not finite, steps far too long: positive definite, or an error."""
+"""Curvature of every kind, values that are not finite, steps far too long: positive definite, or an
+error.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,17 @@ def logs(S: Tensor) -> Tensor:
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    # Its Hessian has both signs at the start, which is near a maximum; the least value is -1/4 for each eigenvalue.
+    # Its Hessian has both signs at the start, which is near a maximum; the least value is -1/4 for
+    # each eigenvalue.
     "indefinite": lambda S: (logs(S).pow(4) - logs(S).square()).sum(),
     # Flat in all directions but one, everywhere.
     "singular": lambda S: (S.trace() - 7).square() - 1,
     "ill-conditioned": lambda S: (S.diagonal() * torch.logspace(0, 12, 4)).sum() - torch.logdet(S),
     # NaN or infinite beyond a wall that stands in the way of the first steps.
     "a wall of NaN": lambda S: -S.trace() - 0.1 * (2 - torch.linalg.eigvalsh(S)).log().sum(),
-    "a pit of -inf": lambda S: torch.where(S.trace() > 4.1, -torch.inf, S.trace()) - torch.logdet(S),
+    "a pit of -inf": lambda S: (
+        torch.where(S.trace() > 4.1, -torch.inf, S.trace()) - torch.logdet(S)
+    ),
 }
 LEAST = {"indefinite": -1.0, "singular": -1.0, "ill-conditioned": 4 + 24 * math.log(10)}
 
@@ -52,7 +57,8 @@ def test_any_curvature(name: str, method: str) -> None:
     if name in LEAST and method == "lbfgs":
         assert result.fun == pytest.approx(LEAST[name], abs=1e-6)
     elif name in LEAST:
-        assert result.fun >= LEAST[name] - 1e-9  # no matrix outside of the cone has pretended to be better
+        # No matrix outside of the cone has pretended to be better
+        assert result.fun >= LEAST[name] - 1e-9
 
 
 @pytest.mark.parametrize("retraction", RETRACTIONS)
@@ -69,7 +75,9 @@ def test_fixed_steps_of_any_size_stay_in_the_cone(retraction: str, lr: float) ->
 def test_step_sizes_that_are_no_numbers() -> None:
     for rate, error in ((float("nan"), ValueError), (-1.0, ValueError), ("fast", TypeError)):
         with pytest.raises(error, match=r"lr\(2\) must be"):
-            minimize_spd(lambda S: S.trace(), torch.eye(2), lr=lambda k, r=rate: 0.1 if k < 2 else r)  # type: ignore
+            minimize_spd(
+                lambda S: S.trace(), torch.eye(2), lr=lambda k, r=rate: 0.1 if k < 2 else r
+            )  # type: ignore
 
 
 def test_parameter_refuses_gradients_that_are_not_finite() -> None:
@@ -79,7 +87,8 @@ def test_parameter_refuses_gradients_that_are_not_finite() -> None:
     optimizer.step()
     with pytest.raises(ValueError, match="NaN or infinity"):
         parameter()
-    assert_close(parameter.get_buffer("eigs0"), torch.ones(2))  # what was learned before is not damaged
+    # What was learned before is not damaged
+    assert_close(parameter.get_buffer("eigs0"), torch.ones(2))
 
 
 # The paper's scheme and the baselines.
@@ -106,7 +115,9 @@ def test_iterates_equal_those_of_the_baselines_to_first_order(retraction: str) -
         return (found + found.mT) / 2
 
     def differences(lr: float) -> Tensor:
-        ours = minimize_spd(log_det(Q)[0], start, lr=lr, retraction=retraction, max_iter=5).S.dense()
+        ours = minimize_spd(
+            log_det(Q)[0], start, lr=lr, retraction=retraction, max_iter=5
+        ).S.dense()
         S, C = start, torch.linalg.cholesky(start)
         for _ in range(5):
             S, C = retraction_step(S, gradient(S), lr), cholesky_step(C, gradient(C @ C.mT), lr)
@@ -128,4 +139,5 @@ def test_what_is_cut_off_a_step_does_not_come_back_with_momentum() -> None:
         callback=lambda r: lengths.append(r.S.logdet().item()),
     )
     assert result.history[-1].fun < result.history[0].fun
-    assert max(-torch.tensor(lengths).diff()) <= 1.0 + 1e-9  # two eigenvalues, half a unit of logarithm each
+    # Two eigenvalues, half a unit of logarithm each
+    assert max(-torch.tensor(lengths).diff()) <= 1.0 + 1e-9

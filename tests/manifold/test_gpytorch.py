@@ -1,4 +1,6 @@
-"""The worked example with GPyTorch: any optimizer finds the best variational Gaussian, which is known."""
+"""The worked example with GPyTorch: any optimizer finds the best variational Gaussian, which is
+known.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,28 @@ def example() -> Iterator[dict[str, Any]]:
     torch.set_default_dtype(torch.float32)
 
 
-def test_natural_gradients_find_the_best_gaussian_which_checks_its_bound(example: dict[str, Any]) -> None:
+def test_natural_gradients_find_the_best_gaussian_which_checks_its_bound(
+    example: dict[str, Any],
+) -> None:
     natural = gpytorch.variational.NaturalVariationalDistribution
-    assert abs(example["gap"](natural, lambda params: gpytorch.optim.NGD(params, num_data=200, lr=0.1))) < 1e-4
+    assert (
+        abs(
+            example["gap"](natural, lambda params: gpytorch.optim.NGD(params, num_data=200, lr=0.1))
+        )
+        < 1e-4
+    )
     assert example["gap"](natural, lambda params: torch.optim.Adam(params, lr=0.1)) > 1.0
 
 
 def test_spectral_finds_the_best_gaussian(example: dict[str, Any]) -> None:
-    found = example["gap"](example["SPDVariationalDistribution"], lambda params: Spectral(params, lr=0.1))
+    found = example["gap"](
+        example["SPDVariationalDistribution"], lambda params: Spectral(params, lr=0.1)
+    )
     assert abs(found) < 1e-4
 
 
 def test_adam_comes_close(example: dict[str, Any]) -> None:
-    found = example["gap"](example["SPDVariationalDistribution"], lambda params: torch.optim.Adam(params, lr=0.1))
+    found = example["gap"](
+        example["SPDVariationalDistribution"], lambda params: torch.optim.Adam(params, lr=0.1)
+    )
     assert found < 0.02

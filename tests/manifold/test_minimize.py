@@ -40,7 +40,9 @@ def test_nearness_takes_few_gradients_at_any_condition() -> None:
 def test_the_letter_of_the_paper_converges_where_eigenvalues_differ() -> None:
     Q = random_spd(5, 4.0)
     fun, least = log_det(Q)
-    result = minimize_spd(fun, random_spd(5, 3.0), method="gradient", retraction="paper", max_iter=3000)
+    result = minimize_spd(
+        fun, random_spd(5, 3.0), method="gradient", retraction="paper", max_iter=3000
+    )
     assert result.fun == pytest.approx(least, abs=1e-8)
 
 
@@ -49,7 +51,9 @@ def test_correlation_matrix_from_the_identity() -> None:
     Q = 0.9 ** (torch.arange(10)[:, None] - torch.arange(10)).abs().double()
     fun, least = log_det(Q)
     assert minimize_spd(fun, torch.eye(10)).fun == pytest.approx(least, abs=1e-9)
-    assert minimize_spd(fun, torch.eye(10), retraction="spectral").fun == pytest.approx(least, abs=1e-9)
+    assert minimize_spd(fun, torch.eye(10), retraction="spectral").fun == pytest.approx(
+        least, abs=1e-9
+    )
     stuck = minimize_spd(fun, torch.eye(10), retraction="paper")
     assert not stuck.success
     assert "no step" in stuck.message
@@ -61,7 +65,10 @@ def test_dense_and_factored_objectives_are_the_same_function() -> None:
     def factored(S: TangentView) -> Tensor:
         return S.matmul(Q).diagonal().sum() - S.logdet()
 
-    one, two = minimize_spd(log_det(Q)[0], torch.eye(6)), minimize_spd(factored, torch.eye(6), factored=True)
+    one, two = (
+        minimize_spd(log_det(Q)[0], torch.eye(6)),
+        minimize_spd(factored, torch.eye(6), factored=True),
+    )
     assert_close(one.S.dense(), two.S.dense(), rtol=1e-6, atol=1e-8)
     assert one.ngrad == two.ngrad
 
@@ -87,10 +94,14 @@ def test_kronecker_maximum_likelihood(kinds: tuple[str, str]) -> None:
     assert result.success, result.message
     left, right = (factor.dense() for factor in S.factors)
     if kinds[1] == "full":
-        expected = 3 * torch.linalg.inv(S.scale * torch.einsum("kij,il,klm->jm", X, left, X) / len(X))
+        expected = 3 * torch.linalg.inv(
+            S.scale * torch.einsum("kij,il,klm->jm", X, left, X) / len(X)
+        )
         assert_close(right, expected, rtol=1e-5, atol=1e-6)
     if kinds[0] == "full":
-        expected = 4 * torch.linalg.inv(S.scale * torch.einsum("kij,jl,kml->im", X, right, X) / len(X))
+        expected = 4 * torch.linalg.inv(
+            S.scale * torch.einsum("kij,jl,kml->im", X, right, X) / len(X)
+        )
         assert_close(left, expected, rtol=1e-5, atol=1e-6)
     assert_close(S.factors[0].logdet(), torch.tensor(0.0), atol=1e-10, rtol=0)
 
@@ -122,7 +133,12 @@ def test_stochastic_objective_with_fixed_steps_and_momentum() -> None:
         return -S.log_prob(part, power=1).mean()
 
     result = minimize_spd(
-        fun, torch.eye(4), factored=True, lr=lambda k: 0.25 / (1 + 0.05 * k), momentum=0.5, max_iter=400
+        fun,
+        torch.eye(4),
+        factored=True,
+        lr=lambda k: 0.25 / (1 + 0.05 * k),
+        momentum=0.5,
+        max_iter=400,
     )
     covariance = data.T @ data / len(data)
     distance = torch.linalg.solve(covariance, result.S.dense()) - torch.eye(4)
@@ -152,7 +168,8 @@ def test_result_tells_what_was_done() -> None:
     assert result.nfev == calls
     assert result.nit == len(result.history) - 1
     assert result.ngrad == result.history[-1].ngrad
-    assert 1 <= result.ngrad - len(result.history) <= 2  # gradients of the look at the curvature at the end
+    # Gradients of the look at the curvature at the end
+    assert 1 <= result.ngrad - len(result.history) <= 2
     assert len(seen) == len(result.history) - 1  # the last point already met the criterion
     assert result.fun == min(iterate.fun for iterate in result.history)
     assert result.history[-1].gradient_norm <= 1e-6
@@ -179,10 +196,14 @@ def test_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("retraction", ["geodesic", "spectral"])
 def test_ill_conditioned_problem_is_solved_to_the_last_eigenvalue(retraction: str) -> None:
-    """Condition 1e12: a dense log-det would lose all digits of the small eigenvalues, the factored one does not."""
+    """Condition 1e12: a dense log-det would lose all digits of the small eigenvalues, the factored
+    one does not.
+    """
     basis, eigs = torch.linalg.qr(torch.randn(6, 6))[0], torch.logspace(0, 12, 6)
 
-    def fun(S: TangentView) -> Tensor:  # tr(S Q) - log det S, with the root of Q to spare half of the digits
+    def fun(
+        S: TangentView,
+    ) -> Tensor:  # tr(S Q) - log det S, with the root of Q to spare half of the digits
         return S.matmul((basis * eigs.sqrt()).T, 0.5).square().sum() - S.logdet()
 
     result = minimize_spd(fun, torch.eye(6), factored=True, retraction=retraction, max_iter=3000)
@@ -239,9 +260,17 @@ def test_infeasible_starts(start: Tensor, error: type[Exception], message: str) 
     [
         ({"method": "newton"}, ValueError, "method must be one of lbfgs"),
         ({"retraction": "qr"}, ValueError, "retraction must be one of geodesic"),
-        ({"retraction": 3}, TypeError, "retraction must be one of geodesic, spectral, paper or a function, got int"),
+        (
+            {"retraction": 3},
+            TypeError,
+            "retraction must be one of geodesic, spectral, paper or a function, got int",
+        ),
         ({"method": 3}, TypeError, "method must be one of lbfgs, gradient or a function, got int"),
-        ({"method": dict}, TypeError, "method must give a rule with window, propose and learn, got dict"),
+        (
+            {"method": dict},
+            TypeError,
+            "method must give a rule with window, propose and learn, got dict",
+        ),
         ({"lr": -1.0}, ValueError, "lr must be"),
         ({"momentum": 0.5}, ValueError, "momentum needs"),
         ({"lr": 0.1, "momentum": 2.0}, ValueError, "momentum must be"),
@@ -252,8 +281,16 @@ def test_infeasible_starts(start: Tensor, error: type[Exception], message: str) 
         ({"x0": torch.tensor([torch.inf])}, ValueError, r"x0\[0\] must be finite"),
         ({"x0": 3}, TypeError, "x0 must be a tensor or a sequence of tensors, got int"),
         ({"x0": [1.0]}, TypeError, r"x0\[0\] must be a real floating-point tensor, got float"),
-        ({"retraction": lambda S, X: S}, TypeError, "retraction must return a Full and an orthogonal tensor"),
-        ({"retraction": lambda S, X: (Full.identity(3), X)}, TypeError, "retraction must return a Full"),
+        (
+            {"retraction": lambda S, X: S},
+            TypeError,
+            "retraction must return a Full and an orthogonal tensor",
+        ),
+        (
+            {"retraction": lambda S, X: (Full.identity(3), X)},
+            TypeError,
+            "retraction must return a Full",
+        ),
         ({"x0": torch.ones(2, dtype=torch.float32)}, TypeError, r"x0\[0\] must be"),
     ],
 )
@@ -263,7 +300,14 @@ def test_bad_options(options: dict[str, object], error: type[Exception], message
 
 
 @pytest.mark.parametrize(
-    "fun", [lambda S: S, lambda S: 1.0, lambda S: S.detach().sum(), lambda S: torch.tensor(1.0), lambda S: 1j * S.sum()]
+    "fun",
+    [
+        lambda S: S,
+        lambda S: 1.0,
+        lambda S: S.detach().sum(),
+        lambda S: torch.tensor(1.0),
+        lambda S: 1j * S.sum(),
+    ],
 )
 def test_objectives_that_cannot_be_differentiated(fun: object) -> None:
     with pytest.raises(TypeError, match="fun must return one real number"):
@@ -293,7 +337,9 @@ def test_gradient_that_is_not_finite_ends_the_search() -> None:
         ((-1.0, 0.0), lambda S, Q: (torch.linalg.inv(S) - Q).square().sum()),
     ],
 )
-def test_metric_of_typical_problems_is_recognized(exponents: tuple[float, float], fun: object) -> None:
+def test_metric_of_typical_problems_is_recognized(
+    exponents: tuple[float, float], fun: object
+) -> None:
     Q = random_spd(8, 1e3)
     chosen: list[Metric] = []
 
@@ -304,8 +350,11 @@ def test_metric_of_typical_problems_is_recognized(exponents: tuple[float, float]
 
     METHODS["recorder"] = Recorder
     try:
-        root = torch.linalg.cholesky(torch.linalg.inv(Q))  # a start near the solution, with other eigenvectors
-        minimize_spd(lambda S: fun(S, Q), root @ random_spd(8, 1.5) @ root.T, method="recorder", max_iter=8)  # type: ignore[operator]
+        # A start near the solution, with other eigenvectors
+        root = torch.linalg.cholesky(torch.linalg.inv(Q))
+        minimize_spd(
+            lambda S: fun(S, Q), root @ random_spd(8, 1.5) @ root.T, method="recorder", max_iter=8
+        )  # type: ignore[operator]
     finally:
         del METHODS["recorder"]
     assert tuple(chosen[-1].exponents.tolist()) == exponents

@@ -16,7 +16,9 @@ from eigenstep.manifold import SPDParameter, minimize_spd
 from .problems import random_spd, structures
 
 
-def train(parameter: SPDParameter, optimizer: torch.optim.Optimizer, data: Tensor, steps: int) -> None:
+def train(
+    parameter: SPDParameter, optimizer: torch.optim.Optimizer, data: Tensor, steps: int
+) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
         (-parameter().log_prob(data, power=1).mean()).backward()
@@ -40,7 +42,9 @@ def test_optimizers_learn_a_covariance(make: object) -> None:
         train(parameter, optimizer, data, 1)
         scheduler.step()
     covariance = data.T @ data / len(data)
-    assert_close(torch.linalg.solve(covariance, parameter.matrix.dense()), torch.eye(4), rtol=0, atol=2e-3)
+    assert_close(
+        torch.linalg.solve(covariance, parameter.matrix.dense()), torch.eye(4), rtol=0, atol=2e-3
+    )
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.6])
@@ -77,7 +81,11 @@ def test_learns_beside_other_parameters() -> None:
             return (y * self.metric().matmul(y)).sum(-1)
 
     model = Model()
-    assert {name for name, _ in model.named_parameters()} == {"linear.weight", "linear.bias", "metric.tangents.0"}
+    assert {name for name, _ in model.named_parameters()} == {
+        "linear.weight",
+        "linear.bias",
+        "metric.tangents.0",
+    }
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     x = torch.randn(100, 3)
     target = (x @ random_spd(3)).square().sum(-1)

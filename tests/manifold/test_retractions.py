@@ -1,4 +1,6 @@
-"""Steps of all retractions and baselines against each other: equal to first order, and always positive definite."""
+"""Steps of all retractions and baselines against each other: equal to first order, and always
+positive definite.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,21 @@ from .problems import random_spd, symmetric
 
 
 def all_steps(S: Full, gradient: Tensor, lr: float) -> dict[str, Tensor]:
-    """Return the matrix after one step of `S - 2 lr S (dl/dS) S`, to first order, by every scheme."""
+    """Return the matrix after one step of `S - 2 lr S (dl/dS) S`, to first order, by
+    every scheme.
+    """
     frame = S.basis * S.eigs.sqrt()
     tangent = -2 * lr * frame.mT @ gradient @ frame
-    found = {name: retraction(S, (tangent + tangent.mT) / 2)[0].dense() for name, retraction in RETRACTIONS.items()}
+    found = {
+        name: retraction(S, (tangent + tangent.mT) / 2)[0].dense()
+        for name, retraction in RETRACTIONS.items()
+    }
     factor = cholesky_step(torch.linalg.cholesky(S.dense()), gradient, lr)
-    return {**found, "second order": retraction_step(S.dense(), gradient, lr), "cholesky": factor @ factor.mT}
+    return {
+        **found,
+        "second order": retraction_step(S.dense(), gradient, lr),
+        "cholesky": factor @ factor.mT,
+    }
 
 
 def test_all_schemes_agree_to_first_order() -> None:
@@ -31,7 +42,9 @@ def test_all_schemes_agree_to_first_order() -> None:
 
     def errors(lr: float) -> dict[str, float]:
         steps = all_steps(S, gradient, lr)
-        return {name: (step - S.dense() + 2 * lr * linear).norm().item() for name, step in steps.items()}
+        return {
+            name: (step - S.dense() + 2 * lr * linear).norm().item() for name, step in steps.items()
+        }
 
     coarse, fine = errors(1e-5), errors(1e-6)
     for name in coarse:
@@ -75,7 +88,10 @@ def test_turn_carries_vectors_along_the_geodesic_between_the_points(name: str) -
 
 def test_only_the_letter_of_the_paper_is_stuck_at_equal_eigenvalues() -> None:
     S, X = Full.identity(3), torch.tensor([[0.0, 0.3, 0.1], [0.3, 0.0, -0.2], [0.1, -0.2, 0.0]])
-    moved = {name: (retraction(S, X)[0].dense() - torch.eye(3)).norm() for name, retraction in RETRACTIONS.items()}
+    moved = {
+        name: (retraction(S, X)[0].dense() - torch.eye(3)).norm()
+        for name, retraction in RETRACTIONS.items()
+    }
     assert moved["paper"] == 0
     assert moved["geodesic"] > 0.3
 
@@ -99,4 +115,6 @@ def test_unit_determinant_is_kept() -> None:
     S = Full.from_dense(random_spd(4)).with_unit_determinant()
     for retraction in RETRACTIONS.values():
         block = Matrix.of(S, torch.eye(4), 1.5, True, retraction)
-        assert_close(block.move(symmetric(4)).factor.logdet(), torch.tensor(0.0), atol=1e-12, rtol=0)
+        assert_close(
+            block.move(symmetric(4)).factor.logdet(), torch.tensor(0.0), atol=1e-12, rtol=0
+        )

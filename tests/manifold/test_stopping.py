@@ -1,4 +1,6 @@
-"""`success` of `minimize_spd` means that next to nothing is left to gain, also where the objective is flat."""
+"""`success` of `minimize_spd` means that next to nothing is left to gain, also where the objective
+is flat.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ GTOL = 1e-6
 
 
 def weighted(seed: int, dtype: torch.dtype) -> Problem:
-    """Return log-dets of the diagonal, some with next to no weight: their minima are flat and far away."""
+    """Return log-dets of the diagonal, some with next to no weight: their minima are flat and far
+    away.
+    """
     generator = torch.Generator().manual_seed(seed)
     n = 2 + seed % 5
     weights = (10 ** (-8 * torch.rand(n, generator=generator))).to(dtype)
@@ -44,7 +48,11 @@ def with_vector(seed: int, dtype: torch.dtype) -> Problem:
     Q = random_spd(3, 10.0).to(dtype)
     fun, least = log_det(Q)
     x = torch.zeros(4, dtype=dtype)
-    return lambda S, x: fun(S) + 0.5 * (curvature * (x - target).square()).sum(), [torch.eye(3, dtype=dtype), x], least
+    return (
+        lambda S, x: fun(S) + 0.5 * (curvature * (x - target).square()).sum(),
+        [torch.eye(3, dtype=dtype), x],
+        least,
+    )
 
 
 def gap_of(problem: Problem, **options: object) -> tuple[bool, float, str]:
@@ -63,12 +71,16 @@ def test_success_means_a_small_gap(
 ) -> None:
     problem = make(seed, dtype)
     success, gap, message = gap_of(problem, method=method, max_iter=300)
-    assert not success or gap <= 10 * max(GTOL, 100 * torch.finfo(dtype).eps * abs(problem[2])), message
+    assert not success or gap <= 10 * max(GTOL, 100 * torch.finfo(dtype).eps * abs(problem[2])), (
+        message
+    )
 
 
 @pytest.mark.parametrize("method", [*METHODS, BarzilaiBorwein])
 def test_a_short_gradient_far_from_the_minimum_is_no_end(method: str) -> None:
-    """At the start the gradient is shorter than `gtol`, and the minimum is a thousand units away."""
+    """At the start the gradient is shorter than `gtol`, and the minimum is a thousand
+    units away.
+    """
 
     def fun(S: Tensor, x: Tensor) -> Tensor:
         return S.trace() - torch.logdet(S) + 5e-10 * (x - 1e3).square().sum()
@@ -97,15 +109,21 @@ def test_start_at_the_minimum() -> None:
     assert result.nit == 0
 
 
-@pytest.mark.parametrize(("n", "seed", "least"), [(2, 2, 4.65191251), (3, 3, 5.87848700), (4, 4, 3.61495304)])
+@pytest.mark.parametrize(
+    ("n", "seed", "least"), [(2, 2, 4.65191251), (3, 3, 5.87848700), (4, 4, 3.61495304)]
+)
 def test_least_values_at_singular_matrices(n: int, seed: int, least: float) -> None:
-    """Quadratic measurements `a S a` that no positive-definite matrix fits: BFGS on `S = L L^T` found the least values.
+    """Quadratic measurements `a S a` that no positive-definite matrix fits: BFGS on `S = L L^T`
+    found the least values.
 
-    Steps are relative to `S`, so that the gradient gets short where `S` has shrunk in a wrong direction.
+    Steps are relative to `S`, so that the gradient gets short where `S` has shrunk in a wrong
+    direction.
     """
     generator = torch.Generator().manual_seed(seed)
     a, y = torch.randn(6, n, generator=generator), torch.randn(6, generator=generator)
-    result = minimize_spd(lambda S: ((a @ S * a).sum(-1) - y).square().sum(), torch.eye(n), gtol=GTOL)
+    result = minimize_spd(
+        lambda S: ((a @ S * a).sum(-1) - y).square().sum(), torch.eye(n), gtol=GTOL
+    )
     assert torch.isfinite(result.S.spectrum).all()
     assert (result.S.spectrum > 0).all()
     assert not result.success or result.fun - least <= 10 * GTOL
@@ -124,15 +142,21 @@ def test_ordinary_problems_cost_two_gradients_more_at_most(condition: float) -> 
 def test_look_ahead_solves_a_quadratic_problem() -> None:
     """The gain is `g H^-1 g / 2`, and the step leads to the minimum, whatever the conditioning."""
     curvature, x = torch.logspace(0, -3, 4), torch.tensor([0.1, -0.2, 0.3, 0.05])
-    objective = Objective(lambda S, x: 0.5 * (curvature * x.square()).sum() + 0 * S.sum(), factored=False)
+    objective = Objective(
+        lambda S, x: 0.5 * (curvature * x.square()).sum() + 0 * S.sum(), factored=False
+    )
     point = Point.start(torch.eye(1))
     at = objective.evaluate(point.with_blocks([*point.blocks, Euclidean(x)]))
     gradient = objective.gradient(at)
     ahead = look_ahead(objective, at, gradient, lambda v: v, enough=at.value)
     assert ahead.gain == pytest.approx(at.value, rel=1e-3)
-    assert (curvature * (ahead.step[1:] + x)).norm() <= at.value / 10  # the gradient that would remain
+    assert (
+        curvature * (ahead.step[1:] + x)
+    ).norm() <= at.value / 10  # the gradient that would remain
     assert objective.ngrad <= 1 + 4  # as many products as there are different curvatures
-    exact = look_ahead(objective, at, gradient, lambda v: v / torch.cat([torch.ones(1), curvature]), 1.0)
+    exact = look_ahead(
+        objective, at, gradient, lambda v: v / torch.cat([torch.ones(1), curvature]), 1.0
+    )
     assert exact.gain == pytest.approx(at.value, rel=1e-9)
     assert_close(exact.step[1:], -x)
     before = objective.ngrad

@@ -1,4 +1,6 @@
-"""`TangentView` and `Point` against finite differences along geodesics of dense float64 matrices."""
+"""`TangentView` and `Point` against finite differences along geodesics of dense float64
+matrices.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def _events(S: SPD) -> Tensor:
 @pytest.mark.parametrize("structure", structures())
 def test_gradient_is_the_slope_along_steps(structure: str, name: str) -> None:
     point, function = Point.start(structures()[structure]), FUNCTIONS[name]
-    point = point.move(0.3 * torch.randn_like(_flat(point.leaves())))  # so that the frames have turned
+    # So that the frames have turned
+    point = point.move(0.3 * torch.randn_like(_flat(point.leaves())))
     if structure == "full tied":
         point = Point.start(structures()[structure])
     if name == "spectrum" and structure == "full tied":
@@ -48,7 +51,9 @@ def test_gradient_is_the_slope_along_steps(structure: str, name: str) -> None:
 
     def value(size: float) -> Tensor:
         moved = point.move(size * step)
-        with torch.no_grad():  # the sample needs the symmetric root, which a bare matrix does not use
+        with (
+            torch.no_grad()
+        ):  # the sample needs the symmetric root, which a bare matrix does not use
             return function(moved.view(moved.leaves()))
 
     slope = (value(1e-5) - value(-1e-5)) / 2e-5
@@ -98,7 +103,10 @@ def test_samples_have_the_covariance_and_its_gradient() -> None:
     # E ||x||^2 = tr S, whose gradient in local coordinates is diagonal: the eigenvalues.
     (gradient,) = torch.autograd.grad(x.square().sum(-1).mean(), leaves)
     assert_close(
-        point.to_eigenbasis(gradient.flatten()).reshape(3, 3), torch.diag(point.S.spectrum), rtol=0.02, atol=0.1
+        point.to_eigenbasis(gradient.flatten()).reshape(3, 3),
+        torch.diag(point.S.spectrum),
+        rtol=0.02,
+        atol=0.1,
     )
 
 
@@ -106,7 +114,8 @@ def test_powers_are_accurate_at_extreme_conditions() -> None:
     S = Full(torch.eye(3), torch.tensor([1e-12, 1.0, 1e12]))
     X = torch.zeros(3, 3, requires_grad=True)
     (gradient,) = torch.autograd.grad(TangentView(S, [X]).dense(-1)[0, 1], X)
-    # d(S^-1)_01 = -S^-1 dS S^-1 = -(d_0 d_1)^-1/2 X_01, shared by the two entries of a symmetric matrix
+    # d(S^-1)_01 = -S^-1 dS S^-1 = -(d_0 d_1)^-1/2 X_01, shared by the two entries of a symmetric
+    # matrix
     assert_close(gradient[0, 1], torch.tensor(-0.5e6))
 
 
@@ -114,13 +123,20 @@ def test_powers_are_accurate_at_extreme_conditions() -> None:
 def test_coordinates_are_orthonormal_for_the_affine_invariant_metric(structure: str) -> None:
     point = Point.start(structures()[structure])
     step = _tangent(point, torch.randn_like(_flat(point.leaves())))
-    if isinstance(point.S, Kronecker):  # remove the traces, which a factor of determinant one has no use for
+    if isinstance(
+        point.S, Kronecker
+    ):  # remove the traces, which a factor of determinant one has no use for
         turned = [(block, block.tangent(part) * block.weight) for block, part in point._split(step)]
         parts = [block.to_eigenbasis(part, back=True) for block, part in turned]
         step = _flat(parts)
     change = (point.move(1e-6 * step).S.dense() - point.move(-1e-6 * step).S.dense()) / 2e-6
     relative = torch.linalg.solve(point.S.dense(), change)
-    assert_close((relative @ relative).diagonal(dim1=-2, dim2=-1).sum(), step.square().sum(), rtol=1e-6, atol=1e-8)
+    assert_close(
+        (relative @ relative).diagonal(dim1=-2, dim2=-1).sum(),
+        step.square().sum(),
+        rtol=1e-6,
+        atol=1e-8,
+    )
 
 
 def test_euclidean_tensors_move_beside_the_matrix() -> None:
@@ -132,7 +148,9 @@ def test_euclidean_tensors_move_beside_the_matrix() -> None:
 
 
 def test_coordinates_do_not_change_in_parallel_transport() -> None:
-    """Along one geodesic, its own velocity keeps its coordinates, and transport is an isometry by formula."""
+    """Along one geodesic, its own velocity keeps its coordinates, and transport is an isometry by
+    formula.
+    """
     S, n = random_spd(4, 30.0), 4
     point = Point.start(S)
     step, other = symmetric(n).flatten(), symmetric(n).flatten()

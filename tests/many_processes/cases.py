@@ -1,4 +1,6 @@
-"""What the ranks run: small networks with parameters of every kind, trained in every way of sharing the work."""
+"""What the ranks run: small networks with parameters of every kind, trained in every way of sharing
+the work.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ Build = Callable[[], nn.Module]
 
 
 class Net(nn.Module):
-    """Matrices, some of them stacked and some cut into pieces; vectors, a scalar; unused and frozen ones."""
+    """Matrices, some of them stacked and some cut into pieces; vectors, a scalar; unused and frozen
+    ones.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +50,10 @@ class Net(nn.Module):
         with torch.no_grad():
             for parameter in self.parameters():
                 if parameter.ndim:
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator) / max(parameter.shape) ** 0.5)
+                    parameter.copy_(
+                        torch.randn(parameter.shape, generator=generator)
+                        / max(parameter.shape) ** 0.5
+                    )
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.first(x))
@@ -78,7 +85,9 @@ class Pair(nn.Module):
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(
-                    torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+                    torch.randn(
+                        parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())
+                    )
                 )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,10 +108,16 @@ def prepare(model: nn.Module, kind: str) -> nn.Module:
     if kind == "ddp":
         return DistributedDataParallel(model, find_unused_parameters=True)
     world = dist.get_world_size()
-    shape, names = ((2, world // 2), ("replica", "shard")) if kind == "hsdp" else ((world,), ("shard",))
+    shape, names = (
+        ((2, world // 2), ("replica", "shard")) if kind == "hsdp" else ((world,), ("shard",))
+    )
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
-    sideways = {p for p in model.parameters() if kind == "sideways" and p.ndim == 2 and p.shape[1] % world == 0}
+    sideways = {
+        p
+        for p in model.parameters()
+        if kind == "sideways" and p.ndim == 2 and p.shape[1] % world == 0
+    }
     choose = (lambda p: Shard(1) if p in sideways else Shard(0)) if sideways else None
     for layer in getattr(model, "middle", [])[:1]:
         fully_shard(layer, mesh=mesh, shard_placement_fn=choose)
@@ -110,7 +125,9 @@ def prepare(model: nn.Module, kind: str) -> nn.Module:
 
 
 def backward(model: nn.Module, kind: str, step: int, dtype: torch.dtype) -> float:
-    """Compute gradients of the mean loss over all ranks' data, of which each rank sees its own part."""
+    """Compute gradients of the mean loss over all ranks' data, of which each rank sees its own
+    part.
+    """
     x, y = batch(step, dtype)
     world, rank = (1, 0) if kind == "serial" else (dist.get_world_size(), dist.get_rank())
     mine = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
@@ -137,7 +154,12 @@ def train(
 
 
 def go_on(
-    model: nn.Module, optimizer: torch.optim.Optimizer, kind: str, dtype: torch.dtype, first: int, last: int
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    kind: str,
+    dtype: torch.dtype,
+    first: int,
+    last: int,
 ) -> list[float]:
     """Take the steps ``first`` to ``last``."""
     losses = []
@@ -153,19 +175,26 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     found = {}
     for name, parameter in model.named_parameters():
         value = parameter.detach()
-        found[name.removeprefix("module.")] = (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
+        found[name.removeprefix("module.")] = (
+            value.full_tensor() if hasattr(value, "full_tensor") else value
+        ).clone()
     return found
 
 
 def distance(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
     """Largest difference of weights, relative to the largest entry of their tensor."""
     assert list(mine) == list(theirs)
-    return max(((mine[key] - theirs[key]).abs().max() / theirs[key].abs().max()).item() for key in mine)
+    return max(
+        ((mine[key] - theirs[key]).abs().max() / theirs[key].abs().max()).item() for key in mine
+    )
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return what goes into a checkpoint, in torch's own way."""
-    return {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    return {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+    }
 
 
 def load(model: nn.Module, optimizer: torch.optim.Optimizer, place: Path) -> None:
@@ -176,8 +205,11 @@ def load(model: nn.Module, optimizer: torch.optim.Optimizer, place: Path) -> Non
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
 
 
-def resume(place: Path, kind: str, dtype: torch.dtype, first: int, last: int) -> tuple[list[float], dict[str, Tensor]]:
+def resume(
+    place: Path, kind: str, dtype: torch.dtype, first: int, last: int
+) -> tuple[list[float], dict[str, Tensor]]:
     """Go on from a checkpoint with a new network and optimizer; return losses and weights."""
-    model, optimizer, _ = train(Net, kind, dtype, 0, lr=0.5, interval=5)  # the checkpoint knows better
+    # The checkpoint knows better
+    model, optimizer, _ = train(Net, kind, dtype, 0, lr=0.5, interval=5)
     load(model, optimizer, place)
     return go_on(model, optimizer, kind, dtype, first, last), weights(model)

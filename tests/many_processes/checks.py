@@ -24,7 +24,20 @@ from eigenstep import Spectral
 from eigenstep.optim.distributed import sharding
 
 from . import stacked  # noqa: F401 - more of what the ranks do
-from .cases import BATCH, KINDS, Net, One, Pair, backward, batch, go_on, resume, state_of, train, weights
+from .cases import (
+    BATCH,
+    KINDS,
+    Net,
+    One,
+    Pair,
+    backward,
+    batch,
+    go_on,
+    resume,
+    state_of,
+    train,
+    weights,
+)
 from .ranks import on_ranks
 
 NETWORKS = {"net": Net, "one": One}
@@ -32,22 +45,41 @@ DTYPES = (torch.float32, torch.float64)
 
 
 def combinations(world: int) -> list[tuple[str, str, torch.dtype]]:
-    """List network, way of sharing the work and number format of what is trained on so many ranks."""
+    """List network, way of sharing the work and number format of what is trained on so
+    many ranks.
+    """
     whole = [("net", kind, dtype) for kind in KINDS[world] for dtype in DTYPES]
     single = [("one", kind, dtype) for kind in KINDS[world] for dtype in DTYPES]
-    return [key for key in whole + single if key[1] != "sideways" or key == ("net", "sideways", torch.float64)]
+    return [
+        key
+        for key in whole + single
+        if key[1] != "sideways" or key == ("net", "sideways", torch.float64)
+    ]
 
 
 @on_ranks(4, 2)
 def training(_: Path) -> Any:
     """Weights after 20 steps, for every way of sharing the work."""
     wanted = combinations(dist.get_world_size())
-    return {(name, kind, dtype): weights(train(NETWORKS[name], kind, dtype)[0]) for name, kind, dtype in wanted}
+    return {
+        (name, kind, dtype): weights(train(NETWORKS[name], kind, dtype)[0])
+        for name, kind, dtype in wanted
+    }
 
 
 GROUPS: dict[str, dict[str, Any]] = {
-    "everything else": {"grafting": "adam", "residual": True, "clip": 1.0, "interval": [(0, 1), (3, 2)]},
-    "paper": {"eigenvalues": "kronecker", "rotation": "normalized", "maps": "truncated", "basis_lr": 0.5},
+    "everything else": {
+        "grafting": "adam",
+        "residual": True,
+        "clip": 1.0,
+        "interval": [(0, 1), (3, 2)],
+    },
+    "paper": {
+        "eigenvalues": "kronecker",
+        "rotation": "normalized",
+        "maps": "truncated",
+        "basis_lr": 0.5,
+    },
     "one by one": {"foreach": False, "lr": torch.tensor(0.01)},
     "diagonal": {"structure": "diagonal", "nonfinite": "ignore"},
 }
@@ -67,7 +99,10 @@ def options(_: Path) -> Any:
 def rounds(_: Path) -> Any:
     """Rounds so short that there are many."""
     with mock.patch.object(sharding, "ROUND_BYTES", 100):
-        return {kind: weights(train(Net, kind, torch.float64, 4)[0]) for kind in ("ddp", "fsdp2", "hsdp")}
+        return {
+            kind: weights(train(Net, kind, torch.float64, 4)[0])
+            for kind in ("ddp", "fsdp2", "hsdp")
+        }
 
 
 @on_ranks(4)
@@ -106,12 +141,16 @@ def mistakes(_: Path) -> Any:
     model = nn.Linear(3, 2)
     nn.init.ones_(model.weight)
     model.weight.grad = torch.ones(2, 3)
-    note("curvature", model, Spectral([model.weight]), curvature={model.weight: torch.ones(1, 2, 3)})
+    note(
+        "curvature", model, Spectral([model.weight]), curvature={model.weight: torch.ones(1, 2, 3)}
+    )
 
     for kind in ("ddp", "fsdp2"):
         sharded, optimizer, _ = train(Net, kind, torch.float32, 2)
         backward(sharded, kind, 2, torch.float32)
-        broken = next(p for p in sharded.parameters() if p.grad is not None and p.shape == (13, 12)).grad
+        broken = next(
+            p for p in sharded.parameters() if p.grad is not None and p.shape == (13, 12)
+        ).grad
         if rank == 1:
             (broken.to_local() if kind == "fsdp2" else broken)[0] = float("nan")
         note(f"nan {kind}", sharded, optimizer)
@@ -132,11 +171,14 @@ def mistakes(_: Path) -> Any:
         Spectral(sharded.parameters(), distributed=False).step()
 
     mesh = init_device_mesh("cpu", (2,))
-    placements = {"partial sums": Partial(), "stripes": _StridedShard(0, split_factor=2)}  # rows 0, 1, 4, 5 here
+    # Rows 0, 1, 4, 5 here
+    placements = {"partial sums": Partial(), "stripes": _StridedShard(0, split_factor=2)}
     for name, placement in placements.items():
         size = torch.Size([4 if name == "partial sums" else 8, 3])
         given = [
-            DTensor.from_local(torch.ones(4, 3), mesh, [placement], run_check=False, shape=size, stride=(3, 1))
+            DTensor.from_local(
+                torch.ones(4, 3), mesh, [placement], run_check=False, shape=size, stride=(3, 1)
+            )
             for _ in range(2)
         ]
         param = nn.Parameter(given[0])
@@ -173,10 +215,14 @@ LATER: dict[str, Any] = {
     "no gradient in one group": lambda optimizer: drop_gradient(optimizer, 1),
     "no gradient at all": drop_all,
     "another rate": lambda optimizer: optimizer.param_groups[1].update(lr=0.02),
-    "another rate in a tensor": lambda optimizer: optimizer.param_groups[1].update(lr=torch.tensor(0.02)),
+    "another rate in a tensor": lambda optimizer: optimizer.param_groups[1].update(
+        lr=torch.tensor(0.02)
+    ),
     "another option": lambda optimizer: optimizer.param_groups[1].update(weight_decay=0.5),
     "another count": lambda optimizer: optimizer.param_groups[1].update(count=7),
-    "one more group": lambda optimizer: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]}),
+    "one more group": lambda optimizer: optimizer.add_param_group(
+        {"params": [nn.Parameter(torch.ones(2))]}
+    ),
     "sparse": make_sparse,
     "another layout": lambda optimizer: optimizer.param_groups[0].update(max_dim=2),
 }
@@ -185,7 +231,9 @@ LATER: dict[str, Any] = {
 
 def refusal(optimizer: Spectral, watched: list[nn.Parameter]) -> tuple[str, float]:
     """Try a step; return the sentence and how long it took, if nothing was changed."""
-    before = copy.deepcopy(([w.detach() for w in watched], [dict(optimizer.state[w]) for w in watched]))
+    before = copy.deepcopy(
+        ([w.detach() for w in watched], [dict(optimizer.state[w]) for w in watched])
+    )
     start = time.monotonic()
     with pytest.raises((ValueError, TypeError)) as error:
         optimizer.step()
@@ -197,7 +245,9 @@ def refusal(optimizer: Spectral, watched: list[nn.Parameter]) -> tuple[str, floa
 
 @on_ranks(2)
 def differences(_: Path) -> Any:
-    """One rank that differs from the others, at the first step or later: all hear of it, and can go on together."""
+    """One rank that differs from the others, at the first step or later: all hear of it, and can go
+    on together.
+    """
     rank = dist.get_rank()
     found: dict[str, Any] = {}
     for name, change in LATER.items():
@@ -211,7 +261,9 @@ def differences(_: Path) -> Any:
         found[name] = refusal(optimizer, list(layers))
     layers = two_layers()
     firsts: dict[str, Any] = {
-        "other groups": [{"params": list(layers)}] if rank else [{"params": [layer]} for layer in layers],
+        "other groups": [{"params": list(layers)}]
+        if rank
+        else [{"params": [layer]} for layer in layers],
         "other order": list(reversed(layers)) if rank else list(layers),
         "fewer": list(layers[:1]) if rank else list(layers),
     }
@@ -231,12 +283,16 @@ def differences(_: Path) -> Any:
 
 @on_ranks(4)
 def subgroups(_: Path) -> Any:
-    """Parameters that two of the four ranks share, in rows and columns: what is wrong on one reaches all."""
+    """Parameters that two of the four ranks share, in rows and columns: what is wrong on one
+    reaches all.
+    """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
 
     def sharded(axis: str) -> nn.Parameter:
         shape = torch.Size([4, 3])
-        one = DTensor.from_local(torch.ones(2, 3), mesh[axis], [Shard(0)], run_check=False, shape=shape, stride=(3, 1))
+        one = DTensor.from_local(
+            torch.ones(2, 3), mesh[axis], [Shard(0)], run_check=False, shape=shape, stride=(3, 1)
+        )
         param = nn.Parameter(one)
         param.grad = torch.full_like(one, 0.5)
         return param
@@ -251,7 +307,9 @@ def subgroups(_: Path) -> Any:
         if dist.get_rank() == 3:
             params[-1].grad.to_local()[0, 0] = float("nan")
         optimizer.step()
-        found["skipped", axes] = all(torch.equal(p.to_local(), w) for p, w in zip(params, before, strict=True))
+        found["skipped", axes] = all(
+            torch.equal(p.to_local(), w) for p, w in zip(params, before, strict=True)
+        )
         params[-1].grad.to_local()[0, 0] = 0.5
         optimizer.param_groups[0]["weight_decay"] = 0.1 * (dist.get_rank() == 3)
         try:
@@ -264,14 +322,18 @@ def subgroups(_: Path) -> Any:
 
 @on_ranks(4)
 def absent(_: Path) -> Any:
-    """Rank 3 has none of the parameters that it should share with rank 2, only one that all share."""
+    """Rank 3 has none of the parameters that it should share with rank 2, only one that
+    all share.
+    """
     pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
     mesh = DeviceMesh.from_group(pairs[dist.get_rank() // 2], "cpu")
     everywhere = nn.Parameter(torch.ones(4, 3))
     params = [everywhere]
     if dist.get_rank() != 3:
         shape = torch.Size([4, 3])
-        one = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)], run_check=False, shape=shape, stride=(3, 1))
+        one = DTensor.from_local(
+            torch.ones(2, 3), mesh, [Shard(0)], run_check=False, shape=shape, stride=(3, 1)
+        )
         params.append(nn.Parameter(one))
     for param in params:
         param.grad = torch.ones_like(param)
@@ -287,7 +349,9 @@ def absent(_: Path) -> Any:
 def independent(_: Path) -> Any:
     """Ranks that do not work together: everything is stepped everywhere."""
     model, optimizer, _ = train(Net, "ddp", torch.float64, 4, distributed=False)
-    return weights(model), [len(tensor) for own in optimizer.state.values() for tensor in own.values()]
+    return weights(model), [
+        len(tensor) for own in optimizer.state.values() for tensor in own.values()
+    ]
 
 
 SAVED, END = 6, 12
@@ -304,7 +368,9 @@ def saving(place: Path) -> Any:
         names = {key: sorted(own) for key, own in optimizer.state_dict()["state"].items()}
         if kind == "ddp":
             apart = dist.new_group()  # collectives of saving must not mix with those of training
-            writing = dcp.async_save(state_of(model, optimizer), checkpoint_id=place / "async", process_group=apart)
+            writing = dcp.async_save(
+                state_of(model, optimizer), checkpoint_id=place / "async", process_group=apart
+            )
         losses = go_on(model, optimizer, kind, torch.float32, SAVED, END)
         found[kind] = losses, weights(model), names
         with pytest.raises(TypeError, match="only a part"):
@@ -317,13 +383,24 @@ def saving(place: Path) -> Any:
 def resuming(place: Path) -> Any:
     """Go on with fewer ranks, from each checkpoint in each way."""
     saved = place.parents[1] / "saving" / "4"
-    pairs = [("ddp", "ddp"), ("ddp", "fsdp2"), ("fsdp2", "fsdp2"), ("fsdp2", "ddp"), ("async", "ddp")]
-    return {(source, kind): resume(saved / source, kind, torch.float32, SAVED, END) for source, kind in pairs}
+    pairs = [
+        ("ddp", "ddp"),
+        ("ddp", "fsdp2"),
+        ("fsdp2", "fsdp2"),
+        ("fsdp2", "ddp"),
+        ("async", "ddp"),
+    ]
+    return {
+        (source, kind): resume(saved / source, kind, torch.float32, SAVED, END)
+        for source, kind in pairs
+    }
 
 
 @on_ranks(2)
 def whole_states(_: Path) -> Any:
-    """A checkpoint that one process wrote with torch.save, loaded by ranks before and after their first step."""
+    """A checkpoint that one process wrote with torch.save, loaded by ranks before and after their
+    first step.
+    """
     alone, own, _ = train(Net, "serial", torch.float64, 3, distributed=False)
     saved = copy.deepcopy((alone.state_dict(), own.state_dict()))
     go_on(alone, own, "serial", torch.float64, 3, 6)
@@ -339,7 +416,9 @@ def whole_states(_: Path) -> Any:
 
 @on_ranks(2)
 def refused_loads(_: Path) -> Any:
-    """Whole states that do not fit ranks that share the work already, and damaged parts of their own."""
+    """Whole states that do not fit ranks that share the work already, and damaged parts of their
+    own.
+    """
     _, own, _ = train(Net, "serial", torch.float64, 2, distributed=False)
     model, optimizer, _ = train(Net, "ddp", torch.float64, 2)
     before = [(name, t.clone()) for state in optimizer.state.values() for name, t in state.items()]
@@ -381,7 +460,10 @@ def tensor_parallel(steps: int, dtype: torch.dtype) -> nn.Module:
     for step in range(steps):
         x, y = batch(step, dtype)
         rows = slice(
-            *(mesh["data"].get_local_rank() * BATCH // (world // 2) + k * BATCH // (world // 2) for k in (0, 1))
+            *(
+                mesh["data"].get_local_rank() * BATCH // (world // 2) + k * BATCH // (world // 2)
+                for k in (0, 1)
+            )
         )
         optimizer.zero_grad()
         (model(x[rows]) - y[rows]).square().mean().backward()

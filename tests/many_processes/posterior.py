@@ -25,7 +25,9 @@ def network() -> nn.Sequential:
 
 
 def optimizer_of(model: nn.Module, curvature: str, **options: Any) -> SpectralPosterior:
-    return Spectral.posterior(model.parameters(), lr=0.02, ess=50, batch_size=8, curvature=curvature, **options)
+    return Spectral.posterior(
+        model.parameters(), lr=0.02, ess=50, batch_size=8, curvature=curvature, **options
+    )
 
 
 def loss_of(model: nn.Module, part: int, parts: int) -> Tensor:

@@ -1,4 +1,6 @@
-"""Runs functions on several ranks: four processes are started once, work as four ranks, then two of them as two."""
+"""Runs functions on several ranks: four processes are started once, work as four ranks, then two of
+them as two.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,26 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 RANKS = 4
-PRELOADED = ["eigenstep.optim", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+PRELOADED = [
+    "eigenstep.optim",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
+]
 """Imported once for all ranks; DistributedDataParallel needs the second."""
 
 Check = Callable[[Path], Any]
 CHECKS: dict[str, tuple[Check, tuple[int, ...]]] = {}
-"""What ranks run, by name: a function of a folder that they share, and for which numbers of ranks."""
+"""What ranks run, by name: a function of a folder that they share, and for which numbers of ranks.
+"""
 Results = dict[tuple[str, int], list[Any]]
 """For each name and number of ranks, what the ranks returned (or an error's text)."""
 
 
 def on_ranks(*worlds: int) -> Callable[[Check], Check]:
-    """Register a function to be run by so many ranks; what it returns on each rank is what the tests look at."""
+    """Register a function to be run by so many ranks; what it returns on each rank is what the
+    tests look at.
+    """
 
     def register(check: Check) -> Check:
         CHECKS[check.__name__] = check, worlds
@@ -48,12 +58,16 @@ def shared_folder(factory: pytest.TempPathFactory, worker_id: str, name: str) ->
 
 
 def results(folder: Path, checks: str) -> Results:
-    """Run all checks of a module, once for all processes that run tests, with the ranks' files in a folder."""
+    """Run all checks of a module, once for all processes that run tests, with the ranks' files in a
+    folder.
+    """
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
             multiprocessing.set_forkserver_preload(PRELOADED)
-            context = mp.start_processes(_work, (folder, checks), RANKS, join=False, start_method="forkserver")
+            context = mp.start_processes(
+                _work, (folder, checks), RANKS, join=False, start_method="forkserver"
+            )
             while not context.join(timeout=5):
                 pass
             (folder / "done").touch()
@@ -93,4 +107,5 @@ def _work(rank: int, folder: Path, checks: str) -> None:
         dist.barrier()
         dist.destroy_process_group()
     torch.save(found, folder / f"{rank}.pt")
-    time.sleep(0.5)  # Gloo's threads give back the last tensors by then, and cannot abort a process that is ending
+    # Gloo's threads give back the last tensors by then, and cannot abort a process that is ending.
+    time.sleep(0.5)

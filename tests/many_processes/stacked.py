@@ -1,4 +1,6 @@
-"""Stacks of experts, fused projections and packed state on several ranks, with gradients that are given exactly."""
+"""Stacks of experts, fused projections and packed state on several ranks, with gradients that are
+given exactly.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def values(seed: int) -> dict[str, Tensor]:
     """Weights or gradients: three experts, and three projections in one matrix."""
     generator = torch.Generator().manual_seed(seed)
     sizes = {"experts": (3, 47, 33), "fused": (sum(SPLIT), 32), "table": (1200, 36)}
-    return {name: torch.randn(size, generator=generator, dtype=torch.float64) for name, size in sizes.items()}
+    return {
+        name: torch.randn(size, generator=generator, dtype=torch.float64)
+        for name, size in sizes.items()
+    }
 
 
 class Stacked(nn.Module):
@@ -56,7 +61,9 @@ class Stacked(nn.Module):
         for name, value in values(step + 1).items():
             param = getattr(self, name)
             sharded = hasattr(param, "device_mesh")
-            param.grad = distribute_tensor(value, param.device_mesh, param.placements) if sharded else value
+            param.grad = (
+                distribute_tensor(value, param.device_mesh, param.placements) if sharded else value
+            )
 
 
 def separate_weights() -> dict[str, Tensor]:
@@ -97,7 +104,9 @@ def shared(kind: str) -> Stacked:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for name, param in list(model.named_parameters()):
             axis = min(AXES.index(kind), param.ndim - 1)
-            setattr(model, name, nn.Parameter(distribute_tensor(param.detach(), mesh, [Shard(axis)])))
+            setattr(
+                model, name, nn.Parameter(distribute_tensor(param.detach(), mesh, [Shard(axis)]))
+            )
     return model
 
 
@@ -114,13 +123,18 @@ def stacked(_: Path) -> Any:
 
 @on_ranks(2)
 def portraits(place: Path) -> Any:
-    """Weights of who goes on, and of who loads a checkpoint without bases on the way; whether it had any."""
+    """Weights of who goes on, and of who loads a checkpoint without bases on the way; whether it
+    had any.
+    """
     found = {}
     for kind in ("fsdp2", "replicated"):
         model, again = shared(kind), shared(kind)
         optimizer, other = model.optimizer(), again.optimizer()
         go(model, optimizer, 0, SAVED)
-        saved = {"model": get_model_state_dict(model), "optimizer": optimizer.state_dict(bases=False)}
+        saved = {
+            "model": get_model_state_dict(model),
+            "optimizer": optimizer.state_dict(bases=False),
+        }
         dcp.save(saved, checkpoint_id=place / kind)
         go(model, optimizer, SAVED, SAVED + 2)
         go(again, other, 0, 1)
@@ -129,14 +143,21 @@ def portraits(place: Path) -> Any:
         set_model_state_dict(again, state["model"])
         other.load_state_dict(state["optimizer"])
         go(again, other, SAVED, SAVED + 2)
-        bases = [name for own in saved["optimizer"]["state"].values() for name in own if name.startswith("basis")]
+        bases = [
+            name
+            for own in saved["optimizer"]["state"].values()
+            for name in own
+            if name.startswith("basis")
+        ]
         found[kind] = weights(model), weights(again), bases
     return found
 
 
 @on_ranks(2)
 def packed(place: Path) -> Any:
-    """The same with packed state; and with a checkpoint on the way, from which a new optimizer goes on."""
+    """The same with packed state; and with a checkpoint on the way, from which a new optimizer goes
+    on.
+    """
     found = {}
     for name, options in PACKED.items():
         for kind in ("fsdp2", "replicated"):
@@ -149,7 +170,12 @@ def packed(place: Path) -> Any:
             other = again.optimizer(**options)
             load(again, other, place / name / kind)
             go(again, other, SAVED, STEPS)
-            kept = {own[key].dtype for own in optimizer.state.values() for key in own if key.startswith("momentum")}
+            kept = {
+                own[key].dtype
+                for own in optimizer.state.values()
+                for key in own
+                if key.startswith("momentum")
+            }
             found[name, kind] = weights(model), weights(again), kept
     dist.barrier()
     return found
@@ -164,12 +190,16 @@ DIFFERENCES: dict[str, tuple[int, dict[str, Any]]] = {
     "no gradients": (0, {}),
     "no gradients later": (0, {}),
 }
-"""What one rank alone does: options of one of its groups, or that it has no gradients for its experts."""
+"""What one rank alone does: options of one of its groups, or that it has no gradients for its
+experts.
+"""
 
 
 @on_ranks(2)
 def stacked_differences(_: Path) -> Any:
-    """All ranks hear of a difference within seconds, and nothing has moved; also if numbers are not looked at."""
+    """All ranks hear of a difference within seconds, and nothing has moved; also if numbers are not
+    looked at.
+    """
     rank, found = dist.get_rank(), {}
     for name, (index, options) in DIFFERENCES.items():
         model = shared("fsdp2")
@@ -180,8 +210,14 @@ def stacked_differences(_: Path) -> Any:
         if rank and not options:
             model.experts.grad = None
         before, start = weights(model), time.monotonic()
-        with pytest.raises(ValueError, match=r"the ranks have (different options|gradients for different)") as error:
+        with pytest.raises(
+            ValueError, match=r"the ranks have (different options|gradients for different)"
+        ) as error:
             optimizer.step()
         seconds, after = time.monotonic() - start, weights(model)
-        found[name] = str(error.value), seconds, all(torch.equal(after[key], before[key]) for key in before)
+        found[name] = (
+            str(error.value),
+            seconds,
+            all(torch.equal(after[key], before[key]) for key in before),
+        )
     return found

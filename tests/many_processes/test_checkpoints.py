@@ -13,7 +13,8 @@ from .ranks import Results
 
 
 @pytest.mark.parametrize(
-    "pair", [("ddp", "ddp"), ("ddp", "fsdp2"), ("fsdp2", "fsdp2"), ("fsdp2", "ddp"), ("async", "ddp")]
+    "pair",
+    [("ddp", "ddp"), ("ddp", "fsdp2"), ("fsdp2", "fsdp2"), ("fsdp2", "ddp"), ("async", "ddp")],
 )
 def test_two_ranks_go_on_from_four(found: Results, pair: tuple[str, str]) -> None:
     source = pair[0].replace("async", "ddp")
@@ -26,7 +27,9 @@ def test_two_ranks_go_on_from_four(found: Results, pair: tuple[str, str]) -> Non
 @pytest.mark.parametrize("source", ["ddp", "fsdp2", "async"])
 def test_one_process_goes_on_from_four(found: Results, ranks_folder: Path, source: str) -> None:
     losses, weights, _ = found["saving", 4][0][source.replace("async", "ddp")]
-    mine, trained = resume(ranks_folder / "saving" / "4" / source, "serial", torch.float32, SAVED, END)
+    mine, trained = resume(
+        ranks_folder / "saving" / "4" / source, "serial", torch.float32, SAVED, END
+    )
     assert mine == pytest.approx(losses, rel=1e-6)
     assert distance(trained, weights) <= 1e-5
 
@@ -39,7 +42,10 @@ def test_all_ranks_have_the_same_names(found: Results, kind: str) -> None:
 
 
 def test_what_does_not_fit_is_refused(found: Results) -> None:
-    sentences = {"layout": "split_dim of group 0 cannot change while ranks share the work", "nan": "must be finite"}
+    sentences = {
+        "layout": "split_dim of group 0 cannot change while ranks share the work",
+        "nan": "must be finite",
+    }
     for rank in found["refused_loads", 2]:
         assert len(rank) == 4
         assert all(sentences[name] in message for name, message in rank)

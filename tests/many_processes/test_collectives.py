@@ -47,7 +47,11 @@ def test_rounds_overlap() -> None:
         at = log.index(f"compute {number}")
         assert log.index(f"have gradients {number}") < at
         if number < 2:
-            assert log.index(f"send gradients {number + 1}") < at < log.index(f"have gradients {number + 1}")
+            assert (
+                log.index(f"send gradients {number + 1}")
+                < at
+                < log.index(f"have gradients {number + 1}")
+            )
             assert log.index(f"send steps {number}") < log.index(f"compute {number + 1}")
             assert log.index(f"compute {number + 1}") < log.index(f"take steps {number}")
     assert sorted(log) == sorted(set(log))

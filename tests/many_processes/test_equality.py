@@ -15,8 +15,12 @@ from .stacked import PACKED, separate_weights, stepped
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
-@pytest.mark.parametrize(("network", "dtype"), sorted({(key[0], key[2]) for key in combinations(4)}, key=str), ids=str)
-def test_every_way_gives_the_serial_weights(found: Results, network: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("network", "dtype"), sorted({(key[0], key[2]) for key in combinations(4)}, key=str), ids=str
+)
+def test_every_way_gives_the_serial_weights(
+    found: Results, network: str, dtype: torch.dtype
+) -> None:
     serial = weights(train(NETWORKS[network], "serial", dtype)[0])
     start = weights(train(NETWORKS[network], "serial", dtype, 0)[0])
     assert distance(start, serial) > 0.05  # far more than any of the differences below
@@ -82,7 +86,9 @@ def test_stacked_and_fused_weights_step_as_separate_ones(found: Results) -> None
 
 
 def test_checkpoints_without_bases(found: Results) -> None:
-    """Each rank learns the bases of what it steps anew; two steps later weights are nearly the same."""
+    """Each rank learns the bases of what it steps anew; two steps later weights are nearly the
+    same.
+    """
     for rank in found["portraits", 2]:
         for kind in ("fsdp2", "replicated"):
             trained, resumed, bases = rank[kind]

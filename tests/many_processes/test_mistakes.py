@@ -50,7 +50,10 @@ DIFFERENCES = {
     "sparse": "rank 1 cannot take this step",
     "another layout": "rank 1 cannot take this step",
 }
-OWN = {"sparse": "dense gradients", "another layout": "split_dim cannot change after the first step"}
+OWN = {
+    "sparse": "dense gradients",
+    "another layout": "split_dim cannot change after the first step",
+}
 """What the rank says that is to blame."""
 
 
@@ -88,6 +91,8 @@ def test_a_rank_without_any_parameters_of_a_mesh_is_noticed(found: Results) -> N
 @pytest.mark.parametrize("name", stacked.DIFFERENCES)
 def test_experts_and_fused_weights_are_compared_as_well(found: Results, name: str) -> None:
     for message, seconds, unchanged in (rank[name] for rank in found["stacked_differences", 2]):
-        assert ("for different parameters" if "gradients" in name else "different options") in message
+        assert (
+            "for different parameters" if "gradients" in name else "different options"
+        ) in message
         assert seconds < 10
         assert unchanged

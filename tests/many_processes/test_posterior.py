@@ -1,4 +1,6 @@
-"""A posterior on two ranks: they draw different weights, learn from both, and keep the same state."""
+"""A posterior on two ranks: they draw different weights, learn from both, and keep the
+same state.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_ddp_changes_nothing_for_squared_gradients(found: Results) -> None:
 
 
 def test_ddp_keeps_the_mean_of_the_curvature() -> None:
-    """Noise that meets averaged gradients counts as many times as there are ranks, and is right on average."""
+    """Noise that meets averaged gradients counts as many times as there are ranks, and is right on
+    average.
+    """
     torch.manual_seed(0)
     noise = torch.randn(2, 400_000)
     own = 3 * noise + torch.randn(2, 400_000)  # gradients of curvature 3

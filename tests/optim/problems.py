@@ -28,9 +28,16 @@ SHAPES: tuple[tuple[int, ...], ...] = (
 
 
 class Problem:
-    """For each parameter ``w``, the loss ``||A (w - t)||^2 / 2`` with a well-conditioned ``A`` on the first axis."""
+    """For each parameter ``w``, the loss ``||A (w - t)||^2 / 2`` with a well-conditioned ``A`` on
+    the first axis.
+    """
 
-    def __init__(self, shapes: Iterable[tuple[int, ...]] = SHAPES, dtype: torch.dtype = torch.float32, seed: int = 0):
+    def __init__(
+        self,
+        shapes: Iterable[tuple[int, ...]] = SHAPES,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ):
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
@@ -49,7 +56,9 @@ class Problem:
         found = []
         for w, a, t in zip(self.parameters, self.maps, self.targets, strict=True):
             error = w.to(t.dtype) - t
-            found.append((a @ error.reshape(len(a), error.numel() // max(len(a), 1))).square().sum() / 2)
+            found.append(
+                (a @ error.reshape(len(a), error.numel() // max(len(a), 1))).square().sum() / 2
+            )
         return found
 
     def backward(self, scale: float = 1.0) -> list[float]:
@@ -76,7 +85,9 @@ class Problem:
         return [w.detach().clone() for w in self.parameters]
 
 
-def final(make: Callable[[list[nn.Parameter]], Optimizer], steps: int = 8, **options: Any) -> list[Tensor]:
+def final(
+    make: Callable[[list[nn.Parameter]], Optimizer], steps: int = 8, **options: Any
+) -> list[Tensor]:
     """Return the parameters of a new problem after a few steps."""
     problem = Problem(**options)
     torch.manual_seed(0)

@@ -1,6 +1,8 @@
-"""Streams of gradients made to throw weights away, with the defaults: steps and moves stay within their bounds.
+"""Streams of gradients made to throw weights away, with the defaults: steps and moves stay within
+their bounds.
 
-What they have in common: something that was learned from one part of a stream is wrong for the next.
+What they have in common: something that was learned from one part of a stream is wrong for the
+next.
 """
 
 from __future__ import annotations
@@ -31,19 +33,30 @@ def _flip(t: int) -> int:
 
 
 def _signs(fresh: Callable[[], Tensor]) -> dict[str, Stream]:
-    base, one, zero, ones = fresh(), _pattern(fresh(), fresh()), torch.zeros_like(fresh()), torch.ones_like(fresh())
+    base, one, zero, ones = (
+        fresh(),
+        _pattern(fresh(), fresh()),
+        torch.zeros_like(fresh()),
+        torch.ones_like(fresh()),
+    )
     then = [fresh() for _ in range(STEPS)]
     return {
         "alternating": [base * _flip(t) for t in range(STEPS)],
-        "alternating rank one, then noise": [one * _flip(t) if t < HALF else then[t] for t in range(STEPS)],
-        "alternating rank one, then alternating noise": [(one if t < HALF else base) * _flip(t) for t in range(STEPS)],
+        "alternating rank one, then noise": [
+            one * _flip(t) if t < HALF else then[t] for t in range(STEPS)
+        ],
+        "alternating rank one, then alternating noise": [
+            (one if t < HALF else base) * _flip(t) for t in range(STEPS)
+        ],
         "alternating rank one, noise once, then zero": [
             one * _flip(t) if t < HALF else base if t == HALF else zero for t in range(STEPS)
         ],
         "noise, alternating rank one, then zero": [
             then[t] if t < 50 else one * _flip(t) if t < 100 else zero for t in range(STEPS)
         ],
-        "alternating ones, then noise": [ones * _flip(t) if t < HALF else then[t] for t in range(STEPS)],
+        "alternating ones, then noise": [
+            ones * _flip(t) if t < HALF else then[t] for t in range(STEPS)
+        ],
         "ones, then noise": [ones if t < HALF else then[t] for t in range(STEPS)],
         "checkerboard": [_checks(base) * _flip(t // 10) for t in range(STEPS)],
         "faster and faster": [base * math.cos(t * t / 40) for t in range(STEPS)],
@@ -70,14 +83,18 @@ def _ranks(fresh: Callable[[], Tensor]) -> dict[str, Stream]:
         "rank one, then zero": [one if t < 50 else zero for t in range(STEPS)],
         "rank one, then faint noise": [one if t < 50 else 1e-4 * fresh() for t in range(STEPS)],
         "rank one, once": [one if t == 0 else fresh() for t in range(STEPS)],
-        "rank one of random size, then noise": [one * fresh()[0, 0] if t < HALF else fresh() for t in range(STEPS)],
+        "rank one of random size, then noise": [
+            one * fresh()[0, 0] if t < HALF else fresh() for t in range(STEPS)
+        ],
         "rising rank": [low(1 + t * least // STEPS) for t in range(STEPS)],
         "falling rank": [low(max(1, least - t * least // STEPS)) for t in range(STEPS)],
         "ranks in turn": [low(1 + t % least) for t in range(STEPS)],
         "rank one, in turn": [five[t % 5] for t in range(STEPS)],
         "rank one, in turn, both signs": [five[t % 5] * _flip(t // 5) for t in range(STEPS)],
         "a plane that turns": [turning(t) for t in range(STEPS)],
-        "silence, rank one, noise": [zero if t < 60 else one if t < 70 else fresh() for t in range(STEPS)],
+        "silence, rank one, noise": [
+            zero if t < 60 else one if t < 70 else fresh() for t in range(STEPS)
+        ],
         "spikes of rank one": [1e6 * one if t % 30 == 29 else fresh() for t in range(STEPS)],
         "signs of rank one": [_pattern(fresh(), fresh()).sign() for t in range(STEPS)],
     }
@@ -92,14 +109,21 @@ def _places(fresh: Callable[[], Tensor]) -> dict[str, Stream]:
         return fresh() * torch.where(row == t % rows, size, 1.0)
 
     return {
-        "blocks": [fresh() * (row * 4 // rows == t % 4) * (column * 4 // columns == t // 4 % 4) for t in range(STEPS)],
+        "blocks": [
+            fresh() * (row * 4 // rows == t % 4) * (column * 4 // columns == t // 4 % 4)
+            for t in range(STEPS)
+        ],
         "a row 1e8 times as large, in turn": [loud(t, 1e8) for t in range(STEPS)],
         "a row 1e-8 times as large, in turn": [loud(t, 1e-8) for t in range(STEPS)],
         "a row from 1e8 to 1e-8": [loud(0, 1e8 if t < HALF else 1e-8) for t in range(STEPS)],
         "one column": [fresh() * (column == 0) for t in range(STEPS)],
-        "one column, then another": [fresh() * (column == (t < HALF) * (columns - 1)) for t in range(STEPS)],
+        "one column, then another": [
+            fresh() * (column == (t < HALF) * (columns - 1)) for t in range(STEPS)
+        ],
         "one entry": [1.0 * (place == 0) for t in range(STEPS)],
-        "one entry, another each time": [fresh()[0, 0] * (place == 7 * t % (rows * columns)) for t in range(STEPS)],
+        "one entry, another each time": [
+            fresh()[0, 0] * (place == 7 * t % (rows * columns)) for t in range(STEPS)
+        ],
         "rows in another order each time": [base[fresh()[:, 0].argsort()] for t in range(STEPS)],
         "rows that move on": [base.roll(t, 0) for t in range(STEPS)],
         "diagonal, then the rest": [
@@ -203,13 +227,17 @@ def test_gradients_that_equal_the_weights(sign: int, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("weak", ["noise", "always the same"])
 @pytest.mark.parametrize("shape", [(16, 8), (48, 32)], ids=str)
 def test_what_the_bound_of_moves_does_not_hold_for(shape: tuple[int, int], weak: str) -> None:
-    """Strong gradients that cancel hide weak ones from AdamW, not from the eigenbasis, which is what it is for.
+    """Strong gradients that cancel hide weak ones from AdamW, not from the eigenbasis, which is
+    what it is for.
 
     Steps are hardly lengthened there, and single ones are short.
     """
     fresh = noise(shape, 1)
     one, same = _pattern(fresh(), fresh()), fresh()
-    stream = [one * _flip(t) + 1e-3 * (same if weak == "always the same" else fresh()) for t in range(STEPS)]
+    stream = [
+        one * _flip(t) + 1e-3 * (same if weak == "always the same" else fresh())
+        for t in range(STEPS)
+    ]
     adamw = moves(lambda w: AdamW(w, LR, BETAS, weight_decay=0.0), stream)
     ours = moves(lambda w: Spectral(w, LR, weight_decay=0.0), stream)
     plain = moves(lambda w: Spectral(w, LR, weight_decay=0.0, grafting=None), stream)
@@ -220,7 +248,9 @@ def test_what_the_bound_of_moves_does_not_hold_for(shape: tuple[int, int], weak:
 
 @pytest.mark.parametrize("rotation", ["bounded", "moore_penrose"])
 def test_exact_maps_with_gradients_near_the_limit(rotation: str) -> None:
-    """They never forget an outlier; second moments stay in the units of the scale all the same, and states finite."""
+    """They never forget an outlier; second moments stay in the units of the scale all the same, and
+    states finite.
+    """
     fresh, param = noise((24, 6), 3), nn.Parameter(torch.zeros(24, 6))
     optimizer = Spectral([param], 1.0, weight_decay=0.0, maps="exact", rotation=rotation)
     for t in range(30):
@@ -237,7 +267,9 @@ def test_one_matrix_for_a_whole_parameter_is_bounded_alike() -> None:
         param.grad = fresh() * (t % 7 == 0)
         optimizer.step()
         state = optimizer.state[param]
-        assert ((state["momentum"] / state["scale"]).square() <= 1.00001 * state["second_moment"]).all()
+        assert (
+            (state["momentum"] / state["scale"]).square() <= 1.00001 * state["second_moment"]
+        ).all()
 
 
 def test_roots_below_one_with_tiny_gradients() -> None:
@@ -250,9 +282,13 @@ def test_roots_below_one_with_tiny_gradients() -> None:
 
 
 def test_bases_that_wait_to_be_mended_stretch_no_step() -> None:
-    """Long after the first hundred steps, gradients of rank one that change now and then turn bases far."""
+    """Long after the first hundred steps, gradients of rank one that change now and then turn bases
+    far.
+    """
     generator = torch.Generator().manual_seed(0)
     stream: Stream = []
     for _ in range(38):
-        stream += [torch.randn(32, 1, generator=generator) @ torch.randn(1, 32, generator=generator)] * 7
+        stream += [
+            torch.randn(32, 1, generator=generator) @ torch.randn(1, 32, generator=generator)
+        ] * 7
     assert moves(lambda w: Spectral(w, LR, weight_decay=0.0), stream).longest <= 1.0001

@@ -1,7 +1,9 @@
-"""No stream of gradients makes the default step large: a Hypothesis test over streams, and the worst ones by name.
+"""No stream of gradients makes the default step large: a Hypothesis test over streams, and the
+worst ones by name.
 
-A second moment that forgets at most twice as fast as the momentum, and that is never below its square, bounds every
-entry of a step in the eigenbasis (the inequality of Cauchy and Schwarz). AdamW with the same betas is the yardstick.
+A second moment that forgets at most twice as fast as the momentum, and that is never below its
+square, bounds every entry of a step in the eigenbasis (the inequality of Cauchy and Schwarz). AdamW
+with the same betas is the yardstick.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ Stream = list[Tensor]
 
 
 class Moves(NamedTuple):
-    """In units of the learning rate: how far the weights are in the end, the longest step, and the way they went."""
+    """In units of the learning rate: how far the weights are in the end, the longest step, and the
+    way they went.
+    """
 
     total: float
     longest: float
@@ -45,7 +49,9 @@ def moves(make: Callable[[list[nn.Parameter]], Optimizer], stream: Stream) -> Mo
     return Moves(rms(w.detach()), max(steps), sum(steps))
 
 
-def compare(stream: Stream, betas: tuple[float, float] = (0.95, 0.95), **options: object) -> tuple[Moves, Moves]:
+def compare(
+    stream: Stream, betas: tuple[float, float] = (0.95, 0.95), **options: object
+) -> tuple[Moves, Moves]:
     ours = moves(lambda w: Spectral(w, LR, betas, weight_decay=0.0, **options), stream)  # type: ignore[arg-type]
     return ours, moves(lambda w: AdamW(w, LR, betas, weight_decay=0.0), stream)
 
@@ -55,7 +61,9 @@ def noise(shape: tuple[int, int], seed: int) -> Callable[[], Tensor]:
     return lambda: torch.randn(shape, generator=generator)
 
 
-def active_then_zero(shape: tuple[int, int], active: int, steps: int, fresh: Callable[[], Tensor]) -> Stream:
+def active_then_zero(
+    shape: tuple[int, int], active: int, steps: int, fresh: Callable[[], Tensor]
+) -> Stream:
     return [fresh() if step < active else torch.zeros(shape) for step in range(steps)]
 
 
@@ -63,7 +71,9 @@ def named_streams(shape: tuple[int, int], seed: int) -> dict[str, Stream]:
     fresh, rows, zero = noise(shape, seed), shape[0], torch.zeros(shape)
     row = torch.arange(rows)[:, None]
     base = fresh()
-    streams = {f"{k} steps, then zero": active_then_zero(shape, k, 200, fresh) for k in (1, 2, 5, 10, 100)}
+    streams = {
+        f"{k} steps, then zero": active_then_zero(shape, k, 200, fresh) for k in (1, 2, 5, 10, 100)
+    }
     streams |= {
         "1, then 1e-3": [fresh() * (1.0 if t == 0 else 1e-3) for t in range(100)],
         "1, then 1e-6": [fresh() * (1.0 if t == 0 else 1e-6) for t in range(100)],
@@ -105,7 +115,9 @@ def test_other_momenta(betas: tuple[float, float], recipe: Callable[..., Spectra
 
 @pytest.mark.parametrize("start", [0.0, 0.5, 1.0, 2.0, 4.0, 8.0])
 def test_any_start(start: float) -> None:
-    """However fast the first second moments are forgotten, the momentum forgets at least half as fast."""
+    """However fast the first second moments are forgotten, the momentum forgets at least half as
+    fast.
+    """
     stream = active_then_zero((16, 8), 1, 100, noise((16, 8), 0))
     ours, adamw = compare(stream, start=start)
     assert ours.longest <= 3
@@ -115,7 +127,9 @@ def test_any_start(start: float) -> None:
 @pytest.mark.parametrize("nesterov", [0.0, 0.2, 0.5])
 @pytest.mark.parametrize("betas", [(0.0, 0.95), (0.9, 0.95), (0.95, 0.95)], ids=str)
 def test_turning_first(betas: tuple[float, float], nesterov: float) -> None:
-    """In turned coordinates second moments count the newest gradient too, of which they have seen nothing."""
+    """In turned coordinates second moments count the newest gradient too, of which they have seen
+    nothing.
+    """
     for name, stream in named_streams((24, 16), 0).items():
         ours, adamw = compare(stream, betas, nesterov=nesterov, turn_first=True)
         assert ours.longest <= entry_bound(betas, nesterov), name
@@ -149,7 +163,10 @@ def test_an_expert_that_is_routed_once() -> None:
         for index, expert in enumerate(experts):
             expert.grad = fresh() if index or step == 0 else torch.zeros(64, 32)
         optimizer.step()
-    yardstick = moves(lambda w: AdamW(w, LR, (0.95, 0.95), weight_decay=0.0), active_then_zero((64, 32), 1, 200, fresh))
+    yardstick = moves(
+        lambda w: AdamW(w, LR, (0.95, 0.95), weight_decay=0.0),
+        active_then_zero((64, 32), 1, 200, fresh),
+    )
     assert rms(experts[0].detach()) <= 3 * yardstick.total
 
 
@@ -164,7 +181,9 @@ def test_single_entries_of_sparse_gradients() -> None:
             assert (w.detach() - before).abs().max() <= 10 * LR
 
 
-PARTS = st.sampled_from(["noise", "zero", "same", "sparse", "row", "column", "rank one", "opposite"])
+PARTS = st.sampled_from(
+    ["noise", "zero", "same", "sparse", "row", "column", "rank one", "opposite"]
+)
 SIZES = st.sampled_from([1.0, 1.0, 1.0, 1e-6, 1e-3, 1e4, 1e12])
 
 
@@ -172,13 +191,18 @@ SIZES = st.sampled_from([1.0, 1.0, 1.0, 1e-6, 1e-3, 1e4, 1e12])
 @given(
     shape=st.tuples(st.integers(2, 24), st.integers(2, 24)),
     parts=st.lists(
-        st.tuples(PARTS, SIZES, st.integers(1, 25), st.sampled_from([1.0, 0.7, 1.2])), min_size=1, max_size=6
+        st.tuples(PARTS, SIZES, st.integers(1, 25), st.sampled_from([1.0, 0.7, 1.2])),
+        min_size=1,
+        max_size=6,
     ),
     seed=st.integers(0, 1000),
     betas=st.sampled_from([(0.95, 0.95), (0.9, 0.95), (0.9, 0.99)]),
 )
 def test_any_stream(
-    shape: tuple[int, int], parts: list[tuple[str, float, int, float]], seed: int, betas: tuple[float, float]
+    shape: tuple[int, int],
+    parts: list[tuple[str, float, int, float]],
+    seed: int,
+    betas: tuple[float, float],
 ) -> None:
     fresh, (rows, columns) = noise(shape, seed), shape
     base, stream = fresh(), []
@@ -197,7 +221,8 @@ def test_any_stream(
             stream.append(gradient * size * trend**t)
     ours, adamw = compare(stream, betas)
     assert ours.longest <= 3
-    # By chance the steps of a stream can cancel: then the length of AdamW's way is what there is to compare with.
+    # By chance the steps of a stream can cancel: then the length of AdamW's way is what there is to
+    # compare with.
     assert ours.total <= 3 * max(adamw.total, 0.1 * adamw.way)
 
 
@@ -208,7 +233,9 @@ def test_one_huge_batch_does_not_throw_the_weights_away() -> None:
     labels = (inputs[:, :8] @ torch.randn(8, 5, generator=generator)).argmax(-1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 5))
+        model = nn.Sequential(
+            nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 5)
+        )
     optimizer = Spectral(model.parameters(), 3e-3, weight_decay=0.0)
     losses = []
     for step in range(100):
@@ -226,10 +253,16 @@ def test_one_huge_batch_does_not_throw_the_weights_away() -> None:
 
 EXTREMES: dict[str, Callable[[Tensor, int, float, float], Tensor]] = {
     "largest numbers": lambda x, t, most, least: x.sign() * most,
-    "largest numbers of both signs": lambda x, t, most, least: torch.ones_like(x) * most * (-1) ** t,
+    "largest numbers of both signs": lambda x, t, most, least: (
+        torch.ones_like(x) * most * (-1) ** t
+    ),
     "smallest numbers": lambda x, t, most, least: x * least * 8,
-    "largest and smallest": lambda x, t, most, least: x.clamp(-1, 1) * (most if t % 2 else least * 8),
-    "both in one": lambda x, t, most, least: torch.where(x > 0, torch.full_like(x, most), least * x),
+    "largest and smallest": lambda x, t, most, least: (
+        x.clamp(-1, 1) * (most if t % 2 else least * 8)
+    ),
+    "both in one": lambda x, t, most, least: torch.where(
+        x > 0, torch.full_like(x, most), least * x
+    ),
     "smallest, then zero": lambda x, t, most, least: x * (least * 8 if t == 0 else 0.0),
     "largest, then zero": lambda x, t, most, least: x.sign() * (most if t == 0 else 0.0),
     "a jump by 1e59": lambda x, t, most, least: x * (1e-30 if t < 5 else 1e29),
@@ -257,7 +290,9 @@ def test_finite_gradients_leave_finite_weights_and_state(
     name: str, dtype: torch.dtype, options: dict[str, object]
 ) -> None:
     limits, generator = torch.finfo(dtype), torch.Generator().manual_seed(0)
-    weights = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in ((6, 4), (5,), (4, 2, 3, 3))]
+    weights = [
+        nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in ((6, 4), (5,), (4, 2, 3, 3))
+    ]
     optimizer = Spectral(weights, LR, **options)  # type: ignore[arg-type]
     for t in range(15):
         for w in weights:

@@ -1,4 +1,6 @@
-"""Saving and loading: whatever way the optimizer is copied, it continues as if nothing had happened, bit for bit."""
+"""Saving and loading: whatever way the optimizer is copied, it continues as if nothing had
+happened, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ SETTINGS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "float32 with bfloat16 state": (torch.float32, {"state_dtype": torch.bfloat16}),
     "everything else": (
         torch.float32,
-        {"grafting": "adam", "residual": True, "structure": "axes", "max_dim": 5, "interval": [(0, 1), (5, 3)]},
+        {
+            "grafting": "adam",
+            "residual": True,
+            "structure": "axes",
+            "max_dim": 5,
+            "interval": [(0, 1), (5, 3)],
+        },
     ),
     "per parameter": (torch.float32, {"foreach": False, "lr": torch.tensor(0.02)}),
 }
@@ -36,7 +44,10 @@ Copy = Callable[[Problem, Spectral], tuple[Problem, Spectral]]
 
 def build(problem: Problem, options: dict[str, Any]) -> Spectral:
     """Two groups, so that a copy has to keep them apart."""
-    groups = [{"params": problem.parameters[:6]}, {"params": problem.parameters[6:], "betas": (0.8, 0.9)}]
+    groups = [
+        {"params": problem.parameters[:6]},
+        {"params": problem.parameters[6:], "betas": (0.8, 0.9)},
+    ]
     return Spectral(groups, **{"lr": 0.02, **options})
 
 
@@ -88,7 +99,9 @@ class TestContinuing:
         assert equal(problem.snapshot(), twin.snapshot())
         for w, v in zip(problem.parameters, twin.parameters, strict=True):
             mine, theirs = optimizer.state[w], other.state[v]
-            assert {name: t.dtype for name, t in mine.items()} == {name: t.dtype for name, t in theirs.items()}
+            assert {name: t.dtype for name, t in mine.items()} == {
+                name: t.dtype for name, t in theirs.items()
+            }
             assert all(torch.equal(t, theirs[name]) for name, t in mine.items())
 
     def test_the_copy_is_independent(self, setting: str, copied: Copy) -> None:
@@ -101,7 +114,11 @@ class TestContinuing:
         twin.descend(other, 3)
         assert equal(problem.snapshot(), weights)
         now = optimizer.state_dict()["state"]
-        assert all(torch.equal(t, now[index][name]) for index, own in state.items() for name, t in own.items())
+        assert all(
+            torch.equal(t, now[index][name])
+            for index, own in state.items()
+            for name, t in own.items()
+        )
 
 
 class TestStateDict:
@@ -110,9 +127,13 @@ class TestStateDict:
         optimizer = Spectral(problem.parameters)
         problem.descend(optimizer, 1)
         saved = optimizer.state_dict()
-        assert all(type(t) is torch.Tensor for state in saved["state"].values() for t in state.values())
+        assert all(
+            type(t) is torch.Tensor for state in saved["state"].values() for t in state.values()
+        )
         plain = (bool, int, float, str, list, tuple, torch.dtype, type(None))
-        assert all(isinstance(value, plain) for group in saved["param_groups"] for value in group.values())
+        assert all(
+            isinstance(value, plain) for group in saved["param_groups"] for value in group.values()
+        )
 
     def test_size_on_disk_is_the_size_of_the_state(self, tmp_path: Path) -> None:
         """Views into stacks are saved once, not once for each parameter."""
@@ -121,7 +142,9 @@ class TestStateDict:
         model(torch.randn(2, 48)).sum().backward()
         optimizer.step()
         torch.save(optimizer.state_dict(), tmp_path / "state.pt")
-        state = sum(t.numel() * t.element_size() for own in optimizer.state.values() for t in own.values())
+        state = sum(
+            t.numel() * t.element_size() for own in optimizer.state.values() for t in own.values()
+        )
         assert (tmp_path / "state.pt").stat().st_size < 1.1 * state + 50_000
 
     def test_number_formats_are_kept(self) -> None:
@@ -132,7 +155,13 @@ class TestStateDict:
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         dtypes = {name: t.dtype for name, t in optimizer.state[w].items()}
         assert dtypes["basis_0"] == torch.bfloat16
-        assert dtypes["eigs_0"] == dtypes["momentum"] == dtypes["second_moment"] == dtypes["scale"] == torch.float32
+        assert (
+            dtypes["eigs_0"]
+            == dtypes["momentum"]
+            == dtypes["second_moment"]
+            == dtypes["scale"]
+            == torch.float32
+        )
 
     def test_older_checkpoints_get_the_defaults_of_newer_options(self) -> None:
         problem = Problem()
@@ -154,14 +183,28 @@ class TestStateDict:
     @pytest.mark.parametrize(
         ("spoil", "message"),
         [
-            (lambda s: s["state"][0].pop("basis_1"), r"state of group 0 #0 must have the entries .*basis_1"),
-            (lambda s: s["state"][0].update(eigs_0=torch.ones(1, 1, 5)), r"eigs_0 of group 0 #0 must have shape"),
-            (lambda s: s["state"][1].update(step=1), r"step of group 0 #1 must have shape \(1,\), got \(\)"),
-            (lambda s: s["param_groups"].append(s["param_groups"][0]), "different number of parameter groups"),
+            (
+                lambda s: s["state"][0].pop("basis_1"),
+                r"state of group 0 #0 must have the entries .*basis_1",
+            ),
+            (
+                lambda s: s["state"][0].update(eigs_0=torch.ones(1, 1, 5)),
+                r"eigs_0 of group 0 #0 must have shape",
+            ),
+            (
+                lambda s: s["state"][1].update(step=1),
+                r"step of group 0 #1 must have shape \(1,\), got \(\)",
+            ),
+            (
+                lambda s: s["param_groups"].append(s["param_groups"][0]),
+                "different number of parameter groups",
+            ),
         ],
         ids=["missing", "wrong shape", "no tensor", "wrong groups"],
     )
-    def test_a_checkpoint_that_does_not_fit_changes_nothing(self, spoil: Callable[[Any], Any], message: str) -> None:
+    def test_a_checkpoint_that_does_not_fit_changes_nothing(
+        self, spoil: Callable[[Any], Any], message: str
+    ) -> None:
         problem = Problem([(6, 4), (5,)])
         optimizer = Spectral(problem.parameters)
         problem.descend(optimizer, 2)

@@ -60,12 +60,17 @@ OTHERS: dict[str, list[Any]] = {
 }
 """Values of every option besides its default, but for those that are about how to compile."""
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-CASES: list[dict[str, Any]] = [{}, *({name: value} for name, values in OTHERS.items() for value in values)]
+CASES: list[dict[str, Any]] = [
+    {},
+    *({name: value} for name, values in OTHERS.items() for value in values),
+]
 CASES[CASES.index({"reorthonormalize": False})]["maps"] = "truncated"  # others must be mended
 
 
 def check_contract(options: dict[str, Any], dtype: torch.dtype, shapes: Any = SHAPES) -> None:
-    """Assert that all losses stay finite and fall, and that the same seed gives the same numbers."""
+    """Assert that all losses stay finite and fall, and that the same seed gives the
+    same numbers.
+    """
     scale = -1.0 if options.get("maximize") else 1.0
 
     def start() -> tuple[Problem, Spectral]:
@@ -79,7 +84,9 @@ def check_contract(options: dict[str, Any], dtype: torch.dtype, shapes: Any = SH
     history += problem.descend(optimizer, 6, scale)
     assert all(math.isfinite(loss) for losses in history for loss in losses)
     for shape, before, after in zip(shapes, history[0], history[-1], strict=True):
-        assert after < before or 0 in shape, f"the loss of the parameter of shape {shape} rose: {before} to {after}"
+        assert after < before or 0 in shape, (
+            f"the loss of the parameter of shape {shape} rose: {before} to {after}"
+        )
     problem, optimizer = start()
     problem.descend(optimizer, 3, scale)
     assert equal(weights, problem.snapshot()), "the second run gave other numbers"
@@ -88,7 +95,13 @@ def check_contract(options: dict[str, Any], dtype: torch.dtype, shapes: Any = SH
 class TestContract:
     def test_no_option_is_left_out(self) -> None:
         group = Spectral([nn.Parameter(torch.ones(2))]).param_groups[0]
-        assert set(OTHERS) == set(group) - {"params", "count", "capturable", "amsgrad", "differentiable"}
+        assert set(OTHERS) == set(group) - {
+            "params",
+            "count",
+            "capturable",
+            "amsgrad",
+            "differentiable",
+        }
         assert not any(group[name] == value for name, values in OTHERS.items() for value in values)
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -101,33 +114,50 @@ class TestContract:
     def test_recipes(self, recipe: Any, dtype: torch.dtype) -> None:
         problem = Problem(dtype=dtype)
         history = problem.descend(recipe(problem.parameters, LR), 12)
-        assert all(after < before for before, after in zip(history[0], history[-1], strict=True) if before)
+        assert all(
+            after < before for before, after in zip(history[0], history[-1], strict=True) if before
+        )
 
-    @settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+    @settings(
+        deadline=None,
+        derandomize=True,
+        max_examples=60,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     @given(
         options=st.fixed_dictionaries(
-            {}, optional={name: st.sampled_from(values) for name, values in OTHERS.items() if values}
+            {},
+            optional={name: st.sampled_from(values) for name, values in OTHERS.items() if values},
         ),
         shapes=st.lists(st.lists(st.integers(0, 6), max_size=4).map(tuple), min_size=1, max_size=4),
         dtype=st.sampled_from(DTYPES),
     )
-    def test_any_combination(self, options: dict[str, Any], shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
+    def test_any_combination(
+        self, options: dict[str, Any], shapes: list[tuple[int, ...]], dtype: torch.dtype
+    ) -> None:
         # A scalar that starts within a step of its target cannot be asked to come nearer.
         starts = [loss.item() for loss in Problem(shapes, dtype).losses()]
         assume(all(loss > LR**2 or 0 in shape for loss, shape in zip(starts, shapes, strict=True)))
-        if "reorthonormalize" in options or options.get("damping") == 0 or options.get("basis_lr") == 1.0:
+        if (
+            "reorthonormalize" in options
+            or options.get("damping") == 0
+            or options.get("basis_lr") == 1.0
+        ):
+            # Without any safeguard, bases drift or degenerate
             options = {
                 **options,
                 "maps": partial(truncated_cayley, cap=0.1),
                 "relative_damping": True,
-            }  # without any safeguard, bases drift or degenerate
+            }
         check_contract(options, dtype, shapes)
 
     def test_state_needs_no_gradient(self) -> None:
         problem = Problem()
         optimizer = Spectral(problem.parameters)
         problem.descend(optimizer, 2)
-        assert not any(t.requires_grad for state in optimizer.state.values() for t in state.values())
+        assert not any(
+            t.requires_grad for state in optimizer.state.values() for t in state.values()
+        )
 
 
 WITH_BASES = [s for s in SHAPES if len(s) > 1 and 0 not in s and 1 < s[0] < math.prod(s)]
@@ -135,10 +165,14 @@ WITH_BASES = [s for s in SHAPES if len(s) > 1 and 0 not in s and 1 < s[0] < math
 
 
 class TestScale:
-    @pytest.mark.parametrize("options", [{}, {"eigenvalues": "kronecker"}, {"residual": True}, {"grafting": "adam"}])
+    @pytest.mark.parametrize(
+        "options", [{}, {"eigenvalues": "kronecker"}, {"residual": True}, {"grafting": "adam"}]
+    )
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("power", [1, -7, 80, -80])
-    def test_powers_of_two_change_no_bit(self, power: int, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    def test_powers_of_two_change_no_bit(
+        self, power: int, dtype: torch.dtype, options: dict[str, Any]
+    ) -> None:
         runs = []
         for scale in (1.0, 2.0**power):
             problem = Problem(SHAPES if "eigenvalues" in options else WITH_BASES, dtype)
@@ -164,17 +198,23 @@ class TestScale:
     def test_huge_and_tiny_gradients(self, scale: float, options: dict[str, Any]) -> None:
         problem = Problem(SHAPES if "eigenvalues" in options else WITH_BASES)
         history = problem.descend(Spectral(problem.parameters, LR, **options), 12, scale)
-        assert all(after < before for before, after in zip(history[0], history[-1], strict=True) if before)
+        assert all(
+            after < before for before, after in zip(history[0], history[-1], strict=True) if before
+        )
 
     @pytest.mark.parametrize("scale", [1e-30, 1e30])
     def test_huge_and_tiny_gradients_with_the_paper_recipe(self, scale: float) -> None:
-        """Its damping is absolute: tiny gradients then move hardly anything, but must not break anything either."""
+        """Its damping is absolute: tiny gradients then move hardly anything, but must not break
+        anything either.
+        """
         problem = Problem()
         history = problem.descend(Spectral.paper(problem.parameters, LR), 12, scale)
         for before, after in zip(history[0], history[-1], strict=True):
             assert after < before if before and scale > 1 else after <= before
 
-    @pytest.mark.parametrize("options", [{}, {"eigenvalues": "kronecker"}, {"residual": True}, {"maps": cayley}])
+    @pytest.mark.parametrize(
+        "options", [{}, {"eigenvalues": "kronecker"}, {"residual": True}, {"maps": cayley}]
+    )
     @pytest.mark.parametrize("jump", [1e30, 1e-30])
     def test_one_jump_is_forgotten(self, jump: float, options: dict[str, Any]) -> None:
         problem = Problem([(6, 4), (5,)])
@@ -188,9 +228,13 @@ class TestScale:
 
     @pytest.mark.parametrize("jump", [1e30, 1e-30])
     def test_the_exponential_map_survives_a_jump(self, jump: float) -> None:
-        """It takes eigenvalues to the limit of their number format, from where they come back only slowly."""
+        """It takes eigenvalues to the limit of their number format, from where they come back only
+        slowly.
+        """
         problem = Problem([(6, 4), (5,)])
-        optimizer = Spectral(problem.parameters, LR, betas=(0.5, 0.5), weight_decay=0.0, maps="exact")
+        optimizer = Spectral(
+            problem.parameters, LR, betas=(0.5, 0.5), weight_decay=0.0, maps="exact"
+        )
         problem.descend(optimizer, 5)
         problem.descend(optimizer, 1, jump)
         kicked = [loss.item() for loss in problem.losses()]
@@ -217,9 +261,13 @@ class TestZeros:
         problem.descend(optimizer, 100, scale=0.0)
         assert equal(problem.snapshot(), start)
         history = problem.descend(optimizer, 12)
-        assert all(after < before for before, after in zip(history[0], history[-1], strict=True) if before)
+        assert all(
+            after < before for before, after in zip(history[0], history[-1], strict=True) if before
+        )
 
-    @pytest.mark.parametrize("options", [{}, {"residual": True}, {"eigenvalues": "kronecker", "damping": 0.0}])
+    @pytest.mark.parametrize(
+        "options", [{}, {"residual": True}, {"eigenvalues": "kronecker", "damping": 0.0}]
+    )
     def test_zeros_in_between(self, options: dict[str, Any]) -> None:
         """For so long that the curvature decays below the smallest numbers."""
         problem = Problem([(6, 4), (5,)])
@@ -302,7 +350,9 @@ class TestNonfinite:
 def assert_same_state(first: dict[str, Any], second: dict[str, Any]) -> None:
     assert first["state"].keys() == second["state"].keys()
     for index, state in first["state"].items():
-        assert all(torch.equal(tensor, second["state"][index][name]) for name, tensor in state.items())
+        assert all(
+            torch.equal(tensor, second["state"][index][name]) for name, tensor in state.items()
+        )
     assert first["param_groups"] == second["param_groups"]
 
 
@@ -323,9 +373,17 @@ class TestErrors:
             ({"interval": 0}, ValueError, "interval must be a positive integer"),
             ({"interval": [(5, 2)]}, ValueError, "interval must be"),
             ({"interval": True}, ValueError, "interval must be"),
-            ({"eigenvalues": "exact"}, ValueError, "eigenvalues must be one of 'corrected', 'kronecker'"),
+            (
+                {"eigenvalues": "exact"},
+                ValueError,
+                "eigenvalues must be one of 'corrected', 'kronecker'",
+            ),
             ({"clip": 0.0}, ValueError, "clip must be greater than 0"),
-            ({"grafting": "sgd"}, ValueError, "grafting must be one of 'descent', 'adam', 'rms', None, got 'sgd'"),
+            (
+                {"grafting": "sgd"},
+                ValueError,
+                "grafting must be one of 'descent', 'adam', 'rms', None, got 'sgd'",
+            ),
             ({"structure": "dense"}, ValueError, "structure must be one of"),
             ({"max_dim": 0}, ValueError, "max_dim must be a whole number, at least 1"),
             ({"max_dim": 2.5}, ValueError, "max_dim must be a whole number"),
@@ -336,13 +394,25 @@ class TestErrors:
             ({"rotation": "jacobi"}, ValueError, "rotation must be one of"),
             ({"basis_lr": 0.0}, ValueError, "basis_lr must be greater than 0"),
             ({"basis_lr": 1.5}, ValueError, "basis_lr must be at most 1"),
-            ({"basis_lr": 2.0, "rotation": "normalized"}, ValueError, "basis_lr must be less than 2"),
+            (
+                {"basis_lr": 2.0, "rotation": "normalized"},
+                ValueError,
+                "basis_lr must be less than 2",
+            ),
             ({"maps": "eigh"}, ValueError, "maps must be one of"),
             ({"reorthonormalize": 1}, TypeError, "reorthonormalize must be True or False, got 1"),
-            ({"basis_dtype": torch.int8}, ValueError, "basis_dtype must be None, float64, float32 or bfloat16"),
+            (
+                {"basis_dtype": torch.int8},
+                ValueError,
+                "basis_dtype must be None, float64, float32 or bfloat16",
+            ),
             ({"state_dtype": "bf16"}, ValueError, "state_dtype must be"),
             ({"nesterov": "yes"}, TypeError, "nesterov must be a number, got str"),
-            ({"nesterov": 1.5}, ValueError, "nesterov must be finite and between 0.0 and 1.0, got 1.5"),
+            (
+                {"nesterov": 1.5},
+                ValueError,
+                "nesterov must be finite and between 0.0 and 1.0, got 1.5",
+            ),
             ({"maximize": "yes"}, TypeError, "maximize must be True or False, got 'yes'"),
             ({"foreach": "yes"}, TypeError, "foreach must be True, False or None, got 'yes'"),
             ({"capturable": True}, ValueError, "capturable=True needs interval=1"),
@@ -350,7 +420,9 @@ class TestErrors:
         ],
         ids=str,
     )
-    def test_impossible_options(self, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    def test_impossible_options(
+        self, options: dict[str, Any], error: type[Exception], message: str
+    ) -> None:
         w = nn.Parameter(torch.ones(2, 2))
         with pytest.raises(error, match=message):
             Spectral([w], **options)
@@ -364,7 +436,9 @@ class TestErrors:
     def test_sparse_gradient(self) -> None:
         embedding = nn.Embedding(5, 3, sparse=True)
         embedding(torch.tensor([1])).sum().backward()
-        with pytest.raises(TypeError, match=r"shape \(5, 3\) is sparse; Spectral needs dense gradients"):
+        with pytest.raises(
+            TypeError, match=r"shape \(5, 3\) is sparse; Spectral needs dense gradients"
+        ):
             Spectral(embedding.parameters()).step()
 
     def test_complex_gradient(self) -> None:

@@ -29,8 +29,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 class TestVectors:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-    @pytest.mark.parametrize("options", [{}, {"structure": "axes"}, {"max_dim": 3}, {"grafting": "adam"}], ids=str)
-    def test_the_gradient_as_the_only_vector_changes_no_bit(self, options: dict[str, Any], dtype: torch.dtype) -> None:
+    @pytest.mark.parametrize(
+        "options", [{}, {"structure": "axes"}, {"max_dim": 3}, {"grafting": "adam"}], ids=str
+    )
+    def test_the_gradient_as_the_only_vector_changes_no_bit(
+        self, options: dict[str, Any], dtype: torch.dtype
+    ) -> None:
         """Without momentum, whose square bounds the gradient's own second moments from below."""
         runs = []
         for explicit in (False, True):
@@ -50,10 +54,19 @@ class TestVectors:
         for _ in range(6):
             together.backward()
             alone.backward()
-            vectors = {index: torch.randn(count, 6, 4, dtype=torch.float64) for index, count in ((0, 3), (2, 5))}
-            optimizer.step(curvature={together.parameters[index]: v for index, v in vectors.items()})
+            vectors = {
+                index: torch.randn(count, 6, 4, dtype=torch.float64)
+                for index, count in ((0, 3), (2, 5))
+            }
+            optimizer.step(
+                curvature={together.parameters[index]: v for index, v in vectors.items()}
+            )
             for index, single in enumerate(own):
-                single.step(curvature={alone.parameters[index]: vectors[index]} if index in vectors else None)
+                single.step(
+                    curvature={alone.parameters[index]: vectors[index]}
+                    if index in vectors
+                    else None
+                )
         for w, twin in zip(together.parameters, alone.parameters, strict=True):
             assert_close(w, twin, rtol=1e-10, atol=1e-10)
 
@@ -66,7 +79,9 @@ class TestVectors:
             optimizer = Spectral(problem.parameters, 0.03)
             for _ in range(6):
                 problem.backward()
-                vectors = {w: torch.randn(2, *w.shape, dtype=torch.float64) for w in problem.parameters}
+                vectors = {
+                    w: torch.randn(2, *w.shape, dtype=torch.float64) for w in problem.parameters
+                }
                 if doubled:
                     vectors = {w: torch.cat([v, v.flip(0)]) / 2**0.5 for w, v in vectors.items()}
                 optimizer.step(curvature=vectors)
@@ -77,8 +92,12 @@ class TestVectors:
     def test_steps_follow_the_gradient_not_the_curvature(self) -> None:
         w = nn.Parameter(torch.zeros(3, dtype=torch.float64))
         w.grad = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
-        roots = torch.tensor([[2.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 8.0]], dtype=torch.float64)
-        Spectral([w], lr=1.0, betas=(0.0, 0.9), weight_decay=0.0, damping=0.0).step(curvature={w: roots})
+        roots = torch.tensor(
+            [[2.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 8.0]], dtype=torch.float64
+        )
+        Spectral([w], lr=1.0, betas=(0.0, 0.9), weight_decay=0.0, damping=0.0).step(
+            curvature={w: roots}
+        )
         assert_close(w.detach(), torch.tensor([-1 / 2, 2 / 4, -3 / 8], dtype=torch.float64))
 
     def test_without_any_curvature_no_step_is_taken(self) -> None:
@@ -91,7 +110,9 @@ class TestVectors:
         assert (w < 1).all()
 
     def test_curvature_of_low_rank_is_damped(self) -> None:
-        """Where there is no curvature there is damping: 1e-4 of the mean eigenvalue makes steps of about 100."""
+        """Where there is no curvature there is damping: 1e-4 of the mean eigenvalue makes steps of
+        about 100.
+        """
         w = nn.Parameter(torch.zeros(8, 8))
         w.grad = torch.ones(8, 8)
         vector = torch.zeros(1, 8, 8)
@@ -107,7 +128,9 @@ class TestVectors:
 
 class TestOracle:
     @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5,)], ids=str)
-    def test_per_example_curvature_is_learned_as_the_core_does(self, shape: tuple[int, ...]) -> None:
+    def test_per_example_curvature_is_learned_as_the_core_does(
+        self, shape: tuple[int, ...]
+    ) -> None:
         w = nn.Parameter(torch.randn(shape, dtype=torch.float64))
         optimizer = Spectral(
             [w],
@@ -123,7 +146,9 @@ class TestOracle:
         )
         each = [torch.randn(7, *shape, dtype=torch.float64) / 7**0.5 for _ in range(8)]
         tall = [v.mT if len(shape) == 2 and shape[0] < shape[1] else v for v in each]
-        S = Kronecker.identity(tall[0].shape[1:], kinds=["full" if len(shape) > 1 else "diagonal"] * len(shape))
+        S = Kronecker.identity(
+            tall[0].shape[1:], kinds=["full" if len(shape) > 1 else "diagonal"] * len(shape)
+        )
         S = Kronecker(tall[0].square().sum(0).mean(), S.to(torch.float64).factors)
         for vectors, events in zip(each, tall, strict=True):
             w.grad = vectors.mean(0)
@@ -136,10 +161,14 @@ class TestOracle:
                 damping=1e-3,
                 rotation=bounded,
                 orthogonal=cayley,
-                positive=lambda d, n: torch.where(n > 2 * d, math.e * (n - d), d * (n / d - 1).exp()),
+                positive=lambda d, n: torch.where(
+                    n > 2 * d, math.e * (n - d), d * (n / d - 1).exp()
+                ),
             )
         expected = S.dense()
-        assert (read_matrix(optimizer.state[w]).dense() - expected).abs().amax() <= 1e-9 * expected.abs().amax()
+        assert (
+            read_matrix(optimizer.state[w]).dense() - expected
+        ).abs().amax() <= 1e-9 * expected.abs().amax()
 
     def test_eigenvalues_move_by_the_projected_curvature(self) -> None:
         """One step, written out with the dense ``W`` of each factor."""
@@ -168,13 +197,19 @@ class TestSources:
 
     def test_gauss_newton(self) -> None:
         layer, x, y = self.gradients()
-        found = sources.gauss_newton(lambda p, one: p @ one, cross_entropy, layer.weight.detach(), x, y)
+        found = sources.gauss_newton(
+            lambda p, one: p @ one, cross_entropy, layer.weight.detach(), x, y
+        )
         Spectral(layer.parameters()).step(curvature={layer.weight: found})
 
     def test_sampled_fisher(self) -> None:
         layer, x, _ = self.gradients()
         found = sources.sampled_fisher(
-            lambda p, one: p @ one, lambda f: Categorical(logits=f), layer.weight.detach(), x, draws=2
+            lambda p, one: p @ one,
+            lambda f: Categorical(logits=f),
+            layer.weight.detach(),
+            x,
+            draws=2,
         )
         Spectral(layer.parameters()).step(curvature={layer.weight: found})
 
@@ -211,10 +246,18 @@ class TestMistakes:
             (torch.ones(4, 3), ValueError, r"curvature must have shape \('K', 4, 3\) with K >= 1"),
             (torch.ones(2, 3, 4), ValueError, "curvature must have shape"),
             (torch.ones(0, 4, 3), ValueError, "K >= 1"),
-            (torch.ones(2, 4, 3, dtype=torch.long), TypeError, "real floating-point tensor or OuterProducts"),
+            (
+                torch.ones(2, 4, 3, dtype=torch.long),
+                TypeError,
+                "real floating-point tensor or OuterProducts",
+            ),
             (Dense(torch.eye(12)), TypeError, "got Dense"),
             ([1.0], TypeError, "got list"),
-            (OuterProducts(torch.ones(2, 4, 3), torch.tensor([1.0, -1.0])), ValueError, "without negative weights"),
+            (
+                OuterProducts(torch.ones(2, 4, 3), torch.tensor([1.0, -1.0])),
+                ValueError,
+                "without negative weights",
+            ),
             (OuterProducts(torch.ones(2, 4, 3), shift=1.0), ValueError, "sum of outer products"),
         ],
         ids=str,
@@ -236,8 +279,12 @@ class TestMistakes:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("curvature_*.py")))
-def test_examples(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each runs, and with the curvature that it shows training works about as well as without, or better."""
+def test_examples(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each runs, and with the curvature that it shows training works about as well as without, or
+    better.
+    """
     pytest.importorskip("sklearn")
     monkeypatch.setattr(sys, "path", [str(EXAMPLES), *sys.path])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")

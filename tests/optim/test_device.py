@@ -1,4 +1,6 @@
-"""What makes the step fast on an accelerator: no waiting for the device, compiled programs, little memory."""
+"""What makes the step fast on an accelerator: no waiting for the device, compiled programs, little
+memory.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 class TestNoSync:
-    """Fake tensors have no numbers, so reading one raises an error: whatever runs on them never waits for a device."""
+    """Fake tensors have no numbers, so reading one raises an error: whatever runs on them never
+    waits for a device.
+    """
 
     @pytest.mark.parametrize("options", VARIANTS, ids=str)
     def test_a_step_reads_nothing_back(self, options: dict[str, Any]) -> None:
@@ -38,7 +42,9 @@ class TestNoSync:
             shapes: list[tuple[int, ...]] = [(5,), (6, 4), (12, 3), (3, 4, 2)]
             parameters = [nn.Parameter(torch.empty(shape, dtype=dtype)) for shape in shapes]
             lr = torch.empty(())
-            optimizer = Spectral(parameters, lr, nonfinite="ignore", stochastic_rounding=True, **options)
+            optimizer = Spectral(
+                parameters, lr, nonfinite="ignore", stochastic_rounding=True, **options
+            )
             for step in range(3):
                 for w in parameters:
                     w.grad = torch.empty_like(w)
@@ -73,22 +79,33 @@ def counting() -> Iterator[Counting]:
 
 class TestCompile:
     @pytest.mark.parametrize("options", VARIANTS, ids=str)
-    def test_no_graph_break_and_no_recompile(self, options: dict[str, Any], counting: Counting) -> None:
+    def test_no_graph_break_and_no_recompile(
+        self, options: dict[str, Any], counting: Counting
+    ) -> None:
         problem = Problem([(6, 4), (4, 6)])
         optimizer = Spectral(problem.parameters, 0.03, interval=[(0, 2)], **options)
-        optimizer._kernel = torch.compile(kernel.step, fullgraph=True, dynamic=False, backend=counting)
-        programs = 2 if "maps" in options else 3  # bases rest, turn, and turn and are mended, if that is not always so
+        optimizer._kernel = torch.compile(
+            kernel.step, fullgraph=True, dynamic=False, backend=counting
+        )
+        # Bases rest, turn, and turn and are mended, if that is not always so
+        programs = 2 if "maps" in options else 3
         problem.descend(optimizer, 4)
         assert counting.programs == programs
-        optimizer.param_groups[0].update(lr=0.01, betas=(options.get("betas", (0.8,))[0], 0.8), damping=1e-6)
+        optimizer.param_groups[0].update(
+            lr=0.01, betas=(options.get("betas", (0.8,))[0], 0.8), damping=1e-6
+        )
         with torch._dynamo.config.patch(error_on_recompile=True):
             problem.descend(optimizer, 4)
         assert counting.programs == programs
 
-    def test_many_kinds_of_stacks(self, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_many_kinds_of_stacks(
+        self, counting: Counting, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """More than the eight programs that torch allows for a function by default."""
         compiled = torch.compile
-        monkeypatch.setattr(torch, "compile", lambda f, **options: compiled(f, **options, backend=counting))
+        monkeypatch.setattr(
+            torch, "compile", lambda f, **options: compiled(f, **options, backend=counting)
+        )
         problem = Problem([(n, n) for n in range(2, 7)])
         optimizer = Spectral(problem.parameters, 0.03, interval=[(0, 2)], compile=True)
         problem.descend(optimizer, 6)
@@ -110,7 +127,9 @@ class TestCompile:
 
 
 def state_bytes(optimizer: Spectral) -> int:
-    return sum(t.numel() * t.element_size() for state in optimizer.state.values() for t in state.values())
+    return sum(
+        t.numel() * t.element_size() for state in optimizer.state.values() for t in state.values()
+    )
 
 
 class TestMemory:
@@ -152,7 +171,9 @@ class TestMemory:
         ids=str,
     )
     def test_peak_of_a_step(self, options: dict[str, Any], turning: int, resting: int) -> None:
-        """Temporary memory, in copies of the largest stack in float32; nothing remains allocated."""
+        """Temporary memory, in copies of the largest stack in float32; nothing remains
+        allocated.
+        """
         _, step = self.stepped(**options)
         unit = 4 * self.COUNT * self.SIZE**2
         for most in (turning, resting):
@@ -166,5 +187,7 @@ class TestMemory:
 
     def test_checkpoint_views_cost_nothing(self) -> None:
         optimizer, _ = self.stepped()
-        storages = [t.untyped_storage() for state in optimizer.state.values() for t in state.values()]
+        storages = [
+            t.untyped_storage() for state in optimizer.state.values() for t in state.values()
+        ]
         assert sum({s.data_ptr(): s.nbytes() for s in storages}.values()) == state_bytes(optimizer)

@@ -21,7 +21,9 @@ def evened(x: Tensor) -> Tensor:
 
 def uneven(*shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    rows = torch.logspace(0, 3, shape[1] * shape[2], dtype=torch.float64).view(1, *shape[1:3], *[1] * (len(shape) - 3))
+    rows = torch.logspace(0, 3, shape[1] * shape[2], dtype=torch.float64).view(
+        1, *shape[1:3], *[1] * (len(shape) - 3)
+    )
     columns = torch.logspace(0, 2, shape[-1], dtype=torch.float64)
     return torch.randn(shape, generator=generator, dtype=torch.float64) * rows * columns
 
@@ -34,7 +36,10 @@ def test_norms_stay(shape: tuple[int, ...]) -> None:
 
 def test_long_rows_and_columns_become_more_alike() -> None:
     x = uneven(1, 2, 8, 16)
-    for before, after in ((x.flatten(1, 2), evened(x).flatten(1, 2)), (x.flatten(1, 2).mT, evened(x).flatten(1, 2).mT)):
+    for before, after in (
+        (x.flatten(1, 2), evened(x).flatten(1, 2)),
+        (x.flatten(1, 2).mT, evened(x).flatten(1, 2).mT),
+    ):
         sizes = [torch.linalg.vector_norm(y, dim=-1) for y in (before, after)]
         assert sizes[1].max() / sizes[1].mean() < 0.6 * sizes[0].max() / sizes[0].mean()
 

@@ -63,10 +63,15 @@ def test_convolutions_are_no_experts() -> None:
 
 
 def test_experts_by_name() -> None:
-    """Also where shapes alone would not say so; experts that are modules of their own are matrices."""
+    """Also where shapes alone would not say so; experts that are modules of their own
+    are matrices.
+    """
     model = nn.Module()
     model.experts = nn.Module()
-    model.experts.up, model.experts.up_bias = nn.Parameter(torch.ones(16, 12, 24)), nn.Parameter(torch.ones(16, 12))
+    model.experts.up, model.experts.up_bias = (
+        nn.Parameter(torch.ones(16, 12, 24)),
+        nn.Parameter(torch.ones(16, 12)),
+    )
     model.expert = nn.Linear(12, 24)
     shapes = {report.name: report.structure for report in Spectral.for_model(model).summary()}
     assert shapes["experts.up"] == "16 times (24 x 12)"
@@ -82,33 +87,52 @@ def test_gains_of_norms_are_vectors() -> None:
 class Tables(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.wpe, self.many = nn.Embedding(50, 16), nn.Embedding(2000, 16), nn.Embedding(1024, 16)
+        self.words, self.wpe, self.many = (
+            nn.Embedding(50, 16),
+            nn.Embedding(2000, 16),
+            nn.Embedding(1024, 16),
+        )
         self.tied, self.head = nn.Embedding(30, 16), nn.Linear(16, 30, bias=False)
         self.head.weight = self.tied.weight
-        self.pos_embed, self.positions = nn.Parameter(torch.zeros(1, 20, 16)), nn.Parameter(torch.zeros(9, 16))
+        self.pos_embed, self.positions = (
+            nn.Parameter(torch.zeros(1, 20, 16)),
+            nn.Parameter(torch.zeros(9, 16)),
+        )
         self.position_proj, self.pos_conv = nn.Linear(16, 16), nn.Conv1d(16, 16, 3)
-        self.rel_pos_h, self.pos_bias_u = nn.Parameter(torch.zeros(9, 16)), nn.Parameter(torch.zeros(2, 8))
+        self.rel_pos_h, self.pos_bias_u = (
+            nn.Parameter(torch.zeros(9, 16)),
+            nn.Parameter(torch.zeros(2, 8)),
+        )
         self.compose = nn.Parameter(torch.zeros(16, 16))
 
 
 class TestTables:
     def test_what_steps_farther(self) -> None:
-        """Positions by their names, embeddings of few rows unless a layer multiplies by them, and nothing else."""
+        """Positions by their names, embeddings of few rows unless a layer multiplies by them, and
+        nothing else.
+        """
         optimizer = Spectral.for_model(Tables(), lr=1e-2)
-        rates = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
+        rates = {
+            name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]
+        }
         farther = {name for name, lr in rates.items() if lr == 4e-2}
         assert farther == {"words.weight", "wpe.weight", "pos_embed", "positions"}
         assert {rates[name] for name in rates if name not in farther} == {1e-2}
 
     def test_patterns_have_the_last_word(self) -> None:
         optimizer = Spectral.for_model(Tables(), lr=1e-2, patterns={"pos*": {"lr": 0.5}})
-        rates = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
+        rates = {
+            name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]
+        }
         assert (rates["positions"], rates["words.weight"]) == (0.5, 4e-2)
 
     def test_schedules_keep_the_ratio(self) -> None:
         optimizer = Spectral.for_model(Tables(), lr=torch.tensor(1e-2))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
-        assert sorted({round(float(group["lr"]), 6) for group in optimizer.param_groups}) == [0.005, 0.02]
+        assert sorted({round(float(group["lr"]), 6) for group in optimizer.param_groups}) == [
+            0.005,
+            0.02,
+        ]
         assert sorted({round(float(rate), 6) for rate in schedule.get_last_lr()}) == [0.005, 0.02]
 
     def test_a_row_of_positions_steps_as_a_matrix(self) -> None:
@@ -117,7 +141,10 @@ class TestTables:
         model = nn.Module()
         model.pos_embed = nn.Parameter(torch.zeros(1, 20, 16))
         alone = nn.Parameter(torch.zeros(20, 16))
-        ours, theirs = Spectral.for_model(model, lr=1e-2, weight_decay=0.0), Spectral([alone], 1e-2, weight_decay=0.0)
+        ours, theirs = (
+            Spectral.for_model(model, lr=1e-2, weight_decay=0.0),
+            Spectral([alone], 1e-2, weight_decay=0.0),
+        )
         for _ in range(5):
             alone.grad = torch.randn(20, 16)
             model.pos_embed.grad = alone.grad[None].clone()
@@ -128,20 +155,30 @@ class TestTables:
 
 class TestPatterns:
     def test_options_by_name(self) -> None:
-        patterns = {"*.weight": {"interval": 5}, "qkv.*": {"num_heads": 2, "lr": 0.5}, "experts": {"lr": 0.25}}
+        patterns = {
+            "*.weight": {"interval": 5},
+            "qkv.*": {"num_heads": 2, "lr": 0.5},
+            "experts": {"lr": 0.25},
+        }
         optimizer = Spectral.for_model(Network(), lr=1e-2, patterns=patterns)
         found = {name: group for group in optimizer.param_groups for name in group["param_names"]}
         rates = {"experts": 0.25, "qkv.weight": 0.5, "qkv.bias": 0.5, "norm.weight": 1e-2}
         assert {name: found[name]["lr"] for name in rates} == rates
-        assert (found["qkv.weight"]["interval"], found["qkv.weight"]["split_sizes"]) == (5, (16, 16, 16))
+        assert (found["qkv.weight"]["interval"], found["qkv.weight"]["split_sizes"]) == (
+            5,
+            (16, 16, 16),
+        )
         assert found["experts"]["interval"] == 2
         shapes = {report.name: report.structure for report in optimizer.summary()}
         assert shapes["qkv.weight"] == "6 times (16 x 8)"
         assert shapes["attention.in_proj_weight"] == "3 times (16 x 16)"
 
     def test_mistakes(self) -> None:
-        with pytest.raises(ValueError, match=r"no parameter that is trained has a name like 'head\.\*'"):
-            Spectral.for_model(Network(), patterns={"head.*": {"lr": 0.1}})  # tied: the embedding's is the first name
+        with pytest.raises(
+            ValueError, match=r"no parameter that is trained has a name like 'head\.\*'"
+        ):
+            # Tied: the embedding's is the first name
+            Spectral.for_model(Network(), patterns={"head.*": {"lr": 0.1}})
         with pytest.raises(ValueError, match="unknown option 'num_head'"):
             Spectral.for_model(Network(), patterns={"qkv.*": {"num_head": 2}})
 
@@ -151,7 +188,11 @@ class TestModelsOfOthers:
         optimizer = Spectral.for_model(language_model("GPT2"))
         shapes = {report.name: report.structure for report in optimizer.summary()}
         assert shapes["transformer.h.0.attn.c_attn.weight"] == "3 times (16 x 16)"
-        (group,) = (group for group in optimizer.param_groups if "split_dim" in group and group["split_dim"] == 1)
+        (group,) = (
+            group
+            for group in optimizer.param_groups
+            if "split_dim" in group and group["split_dim"] == 1
+        )
         assert group["split_sizes"] == (16, 16, 16)
 
     def test_queries_with_fewer_keys(self) -> None:
@@ -161,7 +202,9 @@ class TestModelsOfOthers:
         assert shapes["model.layers.0.self_attn.qkv_proj.weight"] == "16 x 16 and 2 times (16 x 8)"
 
     def test_experts(self) -> None:
-        shapes = [report.structure for report in Spectral.for_model(language_model("Mixtral")).summary()]
+        shapes = [
+            report.structure for report in Spectral.for_model(language_model("Mixtral")).summary()
+        ]
         assert "4 times (24 x 16)" in shapes
 
     def test_low_rank_adapters(self) -> None:
@@ -172,7 +215,9 @@ class TestModelsOfOthers:
         )
         reports = Spectral.for_model(model).summary()
         assert len(reports) == 4
-        assert all("lora_" in report.name and "blocks of 8 x 4" in report.structure for report in reports)
+        assert all(
+            "lora_" in report.name and "blocks of 8 x 4" in report.structure for report in reports
+        )
 
 
 def test_adapters_of_high_rank_are_no_embeddings() -> None:

@@ -1,4 +1,6 @@
-"""What could do harm is refused in a sentence, before anything is changed; and what is not needed is not kept."""
+"""What could do harm is refused in a sentence, before anything is changed; and what is not needed
+is not kept.
+"""
 
 from __future__ import annotations
 
@@ -67,50 +69,104 @@ DAMAGE: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "rate in a tensor": (in_group(lr=torch.tensor(math.nan)), "lr must be finite"),
     "negative rate": (in_group(lr=torch.tensor(-1.0)), "lr must be finite and at least 0"),
     "rates": (in_group(lr=torch.ones(2)), "one element"),
-    "weight decay in a tensor": (in_group(weight_decay=torch.tensor(math.nan)), "weight_decay must be finite"),
+    "weight decay in a tensor": (
+        in_group(weight_decay=torch.tensor(math.nan)),
+        "weight_decay must be finite",
+    ),
     "betas": (in_group(betas=(2, 3)), r"betas\[0\] must be finite and between 0.0 and 1.0, got 2"),
     "choice": (in_group(maps="bogus"), "maps must be one of"),
     "tensor for a choice": (in_group(maps=torch.ones(2)), "maps must be one of"),
     "interval": (in_group(interval=[(0, math.inf)]), "interval|infinity"),
     "count": (in_group(count=-1), "count of group 0 must be a whole number, got -1"),
     "count in words": (in_group(count="many"), "count of group 0 must be a whole number"),
-    "unknown option": (in_group(weigth_decay=0.0), "'weigth_decay' in a parameter group: did you mean weight_decay"),
-    "more parameters": (lambda s: s["param_groups"][0]["params"].append(2), "group 0 must have 2 parameters, got 3"),
+    "unknown option": (
+        in_group(weigth_decay=0.0),
+        "'weigth_decay' in a parameter group: did you mean weight_decay",
+    ),
+    "more parameters": (
+        lambda s: s["param_groups"][0]["params"].append(2),
+        "group 0 must have 2 parameters, got 3",
+    ),
     "no parameters": (
         lambda s: s["param_groups"][0].pop("params"),
         "group 0 must be a dictionary with a list of params",
     ),
     "odd parameters": (in_group(params=[[], []]), "params of group 0 must be numbers or names"),
     "no group": (lambda s: s["param_groups"].pop(), "different number of parameter groups, 0,"),
-    "no groups": (lambda s: s.pop("param_groups"), "must be a dictionary with param_groups and state"),
-    "state is a list": (lambda s: s.update(state=[]), "must be a dictionary with param_groups and state"),
-    "state of nobody": (lambda s: s["state"].update({9: s["state"][0]}), "state for 9, which is in none of its"),
-    "no dictionary": (lambda s: s["state"].update({0: 3}), "state of group 0 #0 must have the entries .* got int"),
+    "no groups": (
+        lambda s: s.pop("param_groups"),
+        "must be a dictionary with param_groups and state",
+    ),
+    "state is a list": (
+        lambda s: s.update(state=[]),
+        "must be a dictionary with param_groups and state",
+    ),
+    "state of nobody": (
+        lambda s: s["state"].update({9: s["state"][0]}),
+        "state for 9, which is in none of its",
+    ),
+    "no dictionary": (
+        lambda s: s["state"].update({0: 3}),
+        "state of group 0 #0 must have the entries .* got int",
+    ),
     "nan": (in_state("momentum", fill(math.nan)), "momentum of group 0 #0 must be finite"),
-    "infinite": (in_state("second_moment", fill(math.inf)), "second_moment of group 0 #0 must be finite"),
+    "infinite": (
+        in_state("second_moment", fill(math.inf)),
+        "second_moment of group 0 #0 must be finite",
+    ),
     "complex": (
         in_state("momentum", Tensor.cfloat),
         "momentum of .* must be a real floating-point tensor, got torch.complex",
     ),
-    "integers": (in_state("step", Tensor.int), "step of .* must be a real floating-point tensor, got torch.int32"),
-    "numpy": (in_state("step", Tensor.numpy), "step of .* must be a real floating-point tensor, got float32"),
-    "half eigenvalues": (in_state("eigs_0", Tensor.bfloat16), "eigs_0 of .* must be float32 or float64"),
-    "half precision": (in_state("momentum", Tensor.half), "momentum of .* floating-point tensor, got torch.float16"),
-    "a quarter": (in_state("basis_0", lambda x: x.to(torch.float8_e4m3fn)), "basis_0 of .* tensor, got torch.float8"),
-    "two formats": (in_state("scale", Tensor.double), "must be float32 or float64, the same for step, turns, scale"),
+    "integers": (
+        in_state("step", Tensor.int),
+        "step of .* must be a real floating-point tensor, got torch.int32",
+    ),
+    "numpy": (
+        in_state("step", Tensor.numpy),
+        "step of .* must be a real floating-point tensor, got float32",
+    ),
+    "half eigenvalues": (
+        in_state("eigs_0", Tensor.bfloat16),
+        "eigs_0 of .* must be float32 or float64",
+    ),
+    "half precision": (
+        in_state("momentum", Tensor.half),
+        "momentum of .* floating-point tensor, got torch.float16",
+    ),
+    "a quarter": (
+        in_state("basis_0", lambda x: x.to(torch.float8_e4m3fn)),
+        "basis_0 of .* tensor, got torch.float8",
+    ),
+    "two formats": (
+        in_state("scale", Tensor.double),
+        "must be float32 or float64, the same for step, turns, scale",
+    ),
     "sparse": (
         in_state("momentum", Tensor.to_sparse),
         "momentum of .* must have all its numbers, got torch.sparse_coo",
     ),
-    "no numbers": (in_state("step", lambda x: x.to("meta")), "step of .* must have all its numbers, got .* on meta"),
+    "no numbers": (
+        in_state("step", lambda x: x.to("meta")),
+        "step of .* must have all its numbers, got .* on meta",
+    ),
     "negative gain": (in_state("gain", fill(-2.0)), "gain of .* must be positive"),
-    "agreement beyond one": (in_state("agreement", fill(-1.5)), "agreement of .* must be between -1 and 1"),
+    "agreement beyond one": (
+        in_state("agreement", fill(-1.5)),
+        "agreement of .* must be between -1 and 1",
+    ),
     "no eigenvalue": (in_state("eigs_0", fill(0.0)), "eigs_0 of .* must be positive"),
     "negative scale": (in_state("scale", fill(-1.0)), "scale of .* must not be negative"),
-    "negative moment": (in_state("second_moment", fill(-1e-3)), "second_moment of .* must not be negative"),
+    "negative moment": (
+        in_state("second_moment", fill(-1e-3)),
+        "second_moment of .* must not be negative",
+    ),
     "half a step": (in_state("step", fill(1.5)), "step of .* must be a whole number"),
     "negative turns": (in_state("turns", fill(-1.0)), "turns of .* must not be negative"),
-    "bent basis": (in_state("basis_0", lambda b: 1.3 * b), "basis_0 of .* must be nearly orthogonal"),
+    "bent basis": (
+        in_state("basis_0", lambda b: 1.3 * b),
+        "basis_0 of .* must be nearly orthogonal",
+    ),
     "twin columns": (in_state("basis_1", twins), "basis_1 of .* must be nearly orthogonal"),
     "no basis": (in_state("basis_0", torch.zeros_like), "basis_0 of .* must be nearly orthogonal"),
 }
@@ -144,7 +200,10 @@ class TestDamagedCheckpoints:
         seen = []
 
         def mend(_: Any, given: Saved) -> Saved:
-            return {**given, "param_groups": [{**group, "lr": 0.25} for group in given["param_groups"]]}
+            return {
+                **given,
+                "param_groups": [{**group, "lr": 0.25} for group in given["param_groups"]],
+            }
 
         optimizer.register_load_state_dict_pre_hook(mend)
         optimizer.register_load_state_dict_post_hook(lambda o: seen.append(len(o.state)))  # type: ignore[arg-type]
@@ -171,18 +230,30 @@ class TestGroups:
         ],
     )
     def test_unknown_options(self, key: str, hint: str) -> None:
-        with pytest.raises(ValueError, match=f"unknown option '{key}' in a parameter group: .*{hint}"):
+        with pytest.raises(
+            ValueError, match=f"unknown option '{key}' in a parameter group: .*{hint}"
+        ):
             Spectral([{"params": [nn.Parameter(torch.ones(2))], key: 0}])
 
     def test_what_others_put_there(self) -> None:
-        known = {"initial_lr": 0.1, "name": "head", "max_lr": 1.0, "swa_lr": 0.1, "lr_scale": 1.0, "base_momentum": 0.1}
+        known = {
+            "initial_lr": 0.1,
+            "name": "head",
+            "max_lr": 1.0,
+            "swa_lr": 0.1,
+            "lr_scale": 1.0,
+            "base_momentum": 0.1,
+        }
         optimizer = Spectral([{"params": [("w", nn.Parameter(torch.ones(2)))], **known}])
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         assert optimizer.param_groups[0]["name"] == "head"
 
     def test_nine_axes(self) -> None:
         first, many = nn.Parameter(torch.ones(2, 2, 2)), nn.Parameter(torch.ones([2] * 9))
-        with pytest.raises(ValueError, match=r'structure="axes" takes at most 8 axes, got a parameter of shape \(2, 2'):
+        with pytest.raises(
+            ValueError,
+            match=r'structure="axes" takes at most 8 axes, got a parameter of shape \(2, 2',
+        ):
             Spectral([first, many], structure="axes")
         optimizer = Spectral([first], structure="axes")
         with pytest.raises(ValueError, match='a group of its own with structure="kronecker"'):
@@ -192,10 +263,14 @@ class TestGroups:
 
     def test_eight_axes(self) -> None:
         problem = Problem([(2,) * 8])
-        history = problem.descend(Spectral(problem.parameters, 0.03, structure="axes", interval=2, start=0.0), 4)
+        history = problem.descend(
+            Spectral(problem.parameters, 0.03, structure="axes", interval=2, start=0.0), 4
+        )
         assert history[-1][0] < history[0][0]
 
-    @pytest.mark.parametrize("change", [{"structure": "diagonal"}, {"max_dim": 3}, {"max_ratio": 1.0}], ids=str)
+    @pytest.mark.parametrize(
+        "change", [{"structure": "diagonal"}, {"max_dim": 3}, {"max_ratio": 1.0}], ids=str
+    )
     @pytest.mark.parametrize("how", ["stepped", "loaded", "copied"])
     def test_layouts_are_fixed_once_there_is_state(self, change: dict[str, Any], how: str) -> None:
         problem, optimizer = trained()
@@ -207,7 +282,8 @@ class TestGroups:
         optimizer.param_groups[0].update(change)
         before = problem.snapshot()
         with pytest.raises(
-            ValueError, match=r"structure, max_dim, max_ratio, .*split_dim cannot change after the first"
+            ValueError,
+            match=r"structure, max_dim, max_ratio, .*split_dim cannot change after the first",
         ):
             problem.descend(optimizer, 1)
         assert equal(problem.snapshot(), before)
@@ -235,7 +311,10 @@ def half_speed(*arguments: Any, **options: Any) -> Tensor:
 class TestBases:
     @pytest.mark.parametrize("rotation", ["bounded", "normalized", half_speed])
     def test_what_could_destroy_them_is_refused(self, rotation: Any) -> None:
-        with pytest.raises(ValueError, match='reorthonormalize must be True for maps="quadratic", which stretch bases'):
+        with pytest.raises(
+            ValueError,
+            match='reorthonormalize must be True for maps="quadratic", which stretch bases',
+        ):
             Spectral([nn.Parameter(torch.ones(4, 3))], rotation=rotation, reorthonormalize=False)
 
     @pytest.mark.parametrize(
@@ -267,8 +346,12 @@ class TestBases:
 
 class TestDamping:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-    @pytest.mark.parametrize("options", [{"eigenvalues": "kronecker"}, {"structure": "diagonal"}], ids=str)
-    def test_sparse_gradients_without_any(self, options: dict[str, Any], dtype: torch.dtype) -> None:
+    @pytest.mark.parametrize(
+        "options", [{"eigenvalues": "kronecker"}, {"structure": "diagonal"}], ids=str
+    )
+    def test_sparse_gradients_without_any(
+        self, options: dict[str, Any], dtype: torch.dtype
+    ) -> None:
         for seed in range(3):
             torch.manual_seed(seed)
             w = nn.Parameter(torch.zeros(16, 8, dtype=dtype))
@@ -281,7 +364,9 @@ class TestDamping:
 
     def test_products_need_some(self) -> None:
         w = nn.Parameter(torch.ones(2, 2))
-        with pytest.raises(ValueError, match='damping must be greater than 0 for eigenvalues="kronecker"'):
+        with pytest.raises(
+            ValueError, match='damping must be greater than 0 for eigenvalues="kronecker"'
+        ):
             Spectral.paper([w], damping=0.0)
         with pytest.raises(ValueError, match="hardly seen a gradient"):
             Spectral([w], eigenvalues="kronecker", relative_damping=False, damping=0)
@@ -316,7 +401,10 @@ class Scaled:
 class TestOwnFunctions:
     def test_functions_do_what_names_do(self) -> None:
         runs = []
-        for options in ({"maps": "truncated"}, {"maps": partial(truncated_cayley, cap=0.5), "rotation": bounded}):
+        for options in (
+            {"maps": "truncated"},
+            {"maps": partial(truncated_cayley, cap=0.5), "rotation": bounded},
+        ):
             problem, optimizer = trained(**options)
             assert "6x4" in str(optimizer.summary())
             runs.append(problem.snapshot())
@@ -344,13 +432,17 @@ class TestOwnFunctions:
     def test_other_functions_are_not_taken_for_them(self, own: Any) -> None:
         problem, optimizer = trained(rotation=half_speed)
         other = Spectral(problem.parameters, rotation=own)
-        with pytest.raises(ValueError, match=r"rotation of group 0 was a function, 'custom: .*half_speed'; make the"):
+        with pytest.raises(
+            ValueError,
+            match=r"rotation of group 0 was a function, 'custom: .*half_speed'; make the",
+        ):
             other.load_state_dict(optimizer.state_dict())
         assert other.param_groups[0]["rotation"] is own
 
     def test_names_of_functions_are_no_options(self) -> None:
         with pytest.raises(
-            ValueError, match="maps must be one of 'quadratic', 'truncated', 'exact' or a function, got"
+            ValueError,
+            match="maps must be one of 'quadratic', 'truncated', 'exact' or a function, got",
         ):
             Spectral([nn.Parameter(torch.ones(2, 2))], maps="custom: eigenstep.core.maps.cayley")
 

@@ -1,4 +1,6 @@
-"""`eigenstep.integrations`, each with the real package, on models that are not from here: 30 steps."""
+"""`eigenstep.integrations`, each with the real package, on models that are not from
+here: 30 steps.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,20 @@ def assert_learned(model: Any) -> None:
 
 
 def trainer_arguments(path: Path, **more: Any) -> dict[str, Any]:
-    options = {"max_steps": STEPS, "per_device_train_batch_size": 16, "save_strategy": "no", "use_cpu": True}
+    options = {
+        "max_steps": STEPS,
+        "per_device_train_batch_size": 16,
+        "save_strategy": "no",
+        "use_cpu": True,
+    }
     return {"output_dir": str(path), "report_to": [], "disable_tqdm": True, **options, **more}
 
 
 def test_recipes_are_known_by_their_names() -> None:
     assert recipe("SpectralFast") is Spectral.fast
-    with pytest.raises(ValueError, match="recipe must be one of spectral, spectralfast, spectralpaper, got 'fast'"):
+    with pytest.raises(
+        ValueError, match="recipe must be one of spectral, spectralfast, spectralpaper, got 'fast'"
+    ):
         hugging_face("fast")
 
 
@@ -99,7 +108,13 @@ class TestLightning:
             configure_optimizers = lightning.LightningModule.configure_optimizers
 
         off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-        arguments = ["fit", "--optimizer", path, "--optimizer.lr=0.05", "--optimizer.weight_decay=0.2"]
+        arguments = [
+            "fit",
+            "--optimizer",
+            path,
+            "--optimizer.lr=0.05",
+            "--optimizer.weight_decay=0.2",
+        ]
         arguments += [
             f"--trainer.max_steps={STEPS}",
             "--trainer.accelerator=cpu",
@@ -109,7 +124,9 @@ class TestLightning:
         (optimizer,) = cli.trainer.optimizers
         group = optimizer.param_groups[0]
         assert (group["lr"], group["weight_decay"], group["count"]) == (0.05, 0.2, STEPS)
-        assert group["max_ratio"] == (1.0 if path.endswith("Fast") else 2.0), "other defaults are the recipe's"
+        assert group["max_ratio"] == (1.0 if path.endswith("Fast") else 2.0), (
+            "other defaults are the recipe's"
+        )
 
 
 class TestAccelerate:
@@ -128,14 +145,30 @@ class TestAccelerate:
 
 @pytest.fixture
 def timm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Import timm; in place of torchvision, which it needs for pictures alone and which may not fit torch, a dummy."""
+    """Import timm; in place of torchvision, which it needs for pictures alone and which may not fit
+    torch, a dummy.
+    """
     if importlib.util.find_spec("timm") is None:
         pytest.skip("timm is not installed")
     try:
         importlib.import_module("torchvision")
     except (ImportError, RuntimeError):
-        parts = ("", ".transforms", ".transforms.functional", ".ops", ".ops.misc", ".models", ".datasets", ".utils")
-        for part in (*parts, ".models.feature_extraction", ".transforms.v2", ".transforms.v2.functional"):
+        parts = (
+            "",
+            ".transforms",
+            ".transforms.functional",
+            ".ops",
+            ".ops.misc",
+            ".models",
+            ".datasets",
+            ".utils",
+        )
+        for part in (
+            *parts,
+            ".models.feature_extraction",
+            ".transforms.v2",
+            ".transforms.v2.functional",
+        ):
             monkeypatch.setitem(sys.modules, f"torchvision{part}", MagicMock())
     return importlib.import_module("timm")
 
@@ -149,10 +182,22 @@ class TestTimm:
         assert set(RECIPES) <= set(list_optimizers())
         torch.manual_seed(0)
         model = timm.create_model(
-            "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=24, depth=1, num_heads=2, num_classes=4
+            "vit_tiny_patch16_224",
+            img_size=32,
+            patch_size=8,
+            embed_dim=24,
+            depth=1,
+            num_heads=2,
+            num_classes=4,
         )
         optimizer = create_optimizer_v2(
-            model, name, lr=0.01, weight_decay=0.1, eps=1e-8, foreach=None, fallback_list=("*head.weight", "pos_embed")
+            model,
+            name,
+            lr=0.01,
+            weight_decay=0.1,
+            eps=1e-8,
+            foreach=None,
+            fallback_list=("*head.weight", "pos_embed"),
         )
         assert type(optimizer) is RECIPES[name]
         structures = {g["structure"] for g in optimizer.param_groups if g.get("use_fallback")}
@@ -176,7 +221,11 @@ class TestTorchtitan:
         container = spectral(0.02, name, weight_decay=0.1).build(model_parts=[model])
         assert isinstance(container, SpectralContainer)
         group = container.optimizers[0].param_groups[0]
-        assert (type(container.optimizers[0]), group["fused"], group["foreach"]) == (recipe(name), True, False)
+        assert (type(container.optimizers[0]), group["fused"], group["foreach"]) == (
+            recipe(name),
+            True,
+            False,
+        )
         for step in range(STEPS):
             if step == 10:
                 saved = container.state_dict()
@@ -196,10 +245,14 @@ class TestTorchtitan:
 
         groups = [
             ParamGroupConfig(pattern="bias", optimizer_name="AdamW", optimizer_kwargs={"lr": 0.1}),
-            ParamGroupConfig(pattern=".*", optimizer_name="SpectralFast", optimizer_kwargs={"lr": 0.1}),
+            ParamGroupConfig(
+                pattern=".*", optimizer_name="SpectralFast", optimizer_kwargs={"lr": 0.1}
+            ),
         ]
         config = SpectralContainer.Config(param_groups=groups, implementation="foreach")
-        kinds = [type(optimizer) for optimizer in config.build(model_parts=[nn.Linear(2, 2)]).optimizers]
+        kinds = [
+            type(optimizer) for optimizer in config.build(model_parts=[nn.Linear(2, 2)]).optimizers
+        ]
         assert kinds == [torch.optim.AdamW, Spectral.fast]
 
 
@@ -215,10 +268,15 @@ class TestAxolotl:
         plugins.register("eigenstep.integrations.axolotl.SpectralPlugin")
         (place,) = plugins.get_input_args()
         module, _, name = place.rpartition(".")
-        fields = getattr(importlib.import_module(module), name)(spectral={"recipe": "spectralfast", "interval": 3})
+        fields = getattr(importlib.import_module(module), name)(
+            spectral={"recipe": "spectralfast", "interval": 3}
+        )
         model = language_model()
-        arguments = transformers.TrainingArguments(**trainer_arguments(tmp_path, learning_rate=0.02, weight_decay=0.1))
-        # From which axolotl's own trainers derive, which cannot be imported without everything that it can train with.
+        arguments = transformers.TrainingArguments(
+            **trainer_arguments(tmp_path, learning_rate=0.02, weight_decay=0.1)
+        )
+        # From which axolotl's own trainers derive, which cannot be imported without everything that
+        # it can train with.
         trainer = transformers.Trainer(model, arguments, train_dataset=EXAMPLES)
         plugins.post_trainer_create(DictDefault(fields.model_dump()), trainer)
         trainer.train()

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from eigenstep import Spectral
 
 
-def trained(named: bool = True, steps: int = 3, **options: Any) -> tuple[nn.Module, Spectral, list[Tensor]]:
+def trained(
+    named: bool = True, steps: int = 3, **options: Any
+) -> tuple[nn.Module, Spectral, list[Tensor]]:
     """Return a network, its optimizer, and its weights before the last step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4))
@@ -74,7 +76,8 @@ def test_numbers_are_read_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_names_are_good_for_every_logger() -> None:
     _, optimizer, _ = trained(named=False)
-    assert all(re.fullmatch(r"[\w\-. /]+", name) for name in optimizer.metrics())  # what MLflow takes
+    # What MLflow takes
+    assert all(re.fullmatch(r"[\w\-. /]+", name) for name in optimizer.metrics())
 
 
 def test_there_is_something_to_tell_before_the_first_step() -> None:
@@ -86,5 +89,7 @@ def test_nothing_is_measured_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -
     param = nn.Parameter(torch.ones(2, 2))
     optimizer = Spectral([param])
     param.grad = torch.ones(2, 2)
-    monkeypatch.setattr("eigenstep.optim.spectral.noted", lambda *_: pytest.fail("a norm was computed"))
+    monkeypatch.setattr(
+        "eigenstep.optim.spectral.noted", lambda *_: pytest.fail("a norm was computed")
+    )
     optimizer.step()

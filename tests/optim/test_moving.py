@@ -15,8 +15,15 @@ from eigenstep.optim import SpectralFast, SpectralPaper
 from eigenstep.optim.recipes import FAST, PAPER
 
 
-def stepped(shape: tuple[int, ...] = (6, 4), dtype: torch.dtype = torch.float64, steps: int = 5, **options: Any) -> Any:
-    """Take steps with gradients that depend on nothing; return the weights before and after each."""
+def stepped(
+    shape: tuple[int, ...] = (6, 4),
+    dtype: torch.dtype = torch.float64,
+    steps: int = 5,
+    **options: Any,
+) -> Any:
+    """Take steps with gradients that depend on nothing; return the weights before and
+    after each.
+    """
     generator = torch.Generator().manual_seed(0)
     param = nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
     optimizer = Spectral([param], 0.05, **options)
@@ -41,7 +48,13 @@ def test_cautious_decay_shrinks_only_what_the_step_shrinks(maximize: bool) -> No
 
 
 def test_stochastic_rounding_decays_cautiously_as_well() -> None:
-    options = {"dtype": torch.bfloat16, "stochastic_rounding": True, "weight_decay": 5.0, "steps": 1, "shape": (64, 64)}
+    options = {
+        "dtype": torch.bfloat16,
+        "stochastic_rounding": True,
+        "weight_decay": 5.0,
+        "steps": 1,
+        "shape": (64, 64),
+    }
     torch.manual_seed(0)
     before, cautious = stepped(cautious_weight_decay=True, **options)
     torch.manual_seed(0)
@@ -55,11 +68,15 @@ def test_stochastic_rounding_decays_cautiously_as_well() -> None:
 @pytest.mark.parametrize("cautious", [False, True])
 def test_weight_decay_in_a_tensor(cautious: bool) -> None:
     number = stepped(weight_decay=0.3, cautious_weight_decay=cautious)
-    tensor = stepped(weight_decay=torch.tensor(0.3, dtype=torch.float64), cautious_weight_decay=cautious)
+    tensor = stepped(
+        weight_decay=torch.tensor(0.3, dtype=torch.float64), cautious_weight_decay=cautious
+    )
     torch.testing.assert_close(tensor[-1], number[-1], rtol=0, atol=1e-15)
 
 
-def test_weight_decay_in_a_tensor_is_read_by_the_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weight_decay_in_a_tensor_is_read_by_the_device_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     param, decay = nn.Parameter(torch.ones(4, 4)), torch.tensor(0.0)
     optimizer = Spectral([param], 0.1, weight_decay=decay, nonfinite="ignore")
     param.grad = torch.zeros(4, 4)
@@ -80,7 +97,12 @@ def test_weight_decay_in_a_tensor_is_read_by_the_device_alone(monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("options", "stacks"),
-    [({}, 1), ({"foreach": None}, 1), ({"foreach": False}, 2), ({"fused": True, "foreach": False}, 1)],
+    [
+        ({}, 1),
+        ({"foreach": None}, 1),
+        ({"foreach": False}, 2),
+        ({"fused": True, "foreach": False}, 1),
+    ],
     ids=str,
 )
 def test_who_asks_for_a_fused_step_gets_a_batched_one(options: dict[str, Any], stacks: int) -> None:
@@ -115,7 +137,12 @@ class TestRecipes:
             twin.load_state_dict(optimizer.state_dict())
 
     def test_can_be_changed(self) -> None:
-        assert Spectral.paper([nn.Parameter(torch.ones(2))], root=3.0, clip=None).param_groups[0]["clip"] is None
+        assert (
+            Spectral.paper([nn.Parameter(torch.ones(2))], root=3.0, clip=None).param_groups[0][
+                "clip"
+            ]
+            is None
+        )
 
 
 def test_fallback_groups_of_timm_are_diagonal() -> None:

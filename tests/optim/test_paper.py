@@ -16,7 +16,9 @@ Gradient = Callable[[Tensor, int], Tensor]
 
 
 def problem(*shape: int) -> tuple[Tensor, Gradient]:
-    """Return a start and the noisy gradients of a quadratic whose axes are not those of the parameter."""
+    """Return a start and the noisy gradients of a quadratic whose axes are not those of the
+    parameter.
+    """
     torch.manual_seed(1)
     size = torch.Size(shape).numel()
     root = torch.randn(size, size, dtype=torch.float64) / size**0.5
@@ -32,7 +34,9 @@ def truncated_cayley(n: Tensor) -> Tensor:
 
 
 def rotation(w: Tensor, d: Tensor, beta_bar: float, gap: float = GAP) -> Tensor:
-    """``Cayley(beta_bar / 2 * Skew(Tril(U)) / ||Skew(Tril(U))||)``, caption of Fig. kron_updates."""
+    """``Cayley(beta_bar / 2 * Skew(Tril(U)) / ||Skew(Tril(U))||)``, caption of Fig.
+    kron_updates.
+    """
     u = torch.zeros_like(w)
     for i in range(len(d)):
         for j in range(i):
@@ -48,9 +52,18 @@ def clipped(step: Tensor, clip: float) -> Tensor:
 
 
 def kronecker_box(
-    weights: Tensor, gradient: Gradient, p: float, *, gamma: float, beta_bar: float, clip: float, interval: int
+    weights: Tensor,
+    gradient: Gradient,
+    p: float,
+    *,
+    gamma: float,
+    beta_bar: float,
+    clip: float,
+    interval: int,
 ) -> list[Tensor]:
-    """Fig. kron_updates, right box. A vector as an n by 1 matrix: K is then one, and this is Fig. full_updates."""
+    """Fig. kron_updates, right box. A vector as an n by 1 matrix: K is then one, and this is Fig.
+    full_updates.
+    """
     n, m = weights.shape
     B = {"C": torch.eye(n, dtype=torch.float64), "K": torch.eye(m, dtype=torch.float64)}
     d = {"C": torch.ones(n, dtype=torch.float64), "K": torch.ones(m, dtype=torch.float64)}
@@ -66,7 +79,9 @@ def kronecker_box(
         for side in "CK":
             W = B[side].T @ Q[side] @ B[side]
             damping = LAMBDA * k[side] * mean_inverse["C"] * mean_inverse["K"] / mean_inverse[side]
-            nn[side] = (1 - gamma * BETA2) * d[side] + BETA2 / (alpha * k[side]) * (torch.diag(W) + damping)
+            nn[side] = (1 - gamma * BETA2) * d[side] + BETA2 / (alpha * k[side]) * (
+                torch.diag(W) + damping
+            )
             if t % interval == 0:
                 B[side] = B[side] @ rotation(W, d[side], beta_bar)
         for side in "CK":
@@ -82,7 +97,9 @@ def kronecker_box(
     return path
 
 
-def diagonal_box(weights: Tensor, gradient: Gradient, p: float, *, gamma: float, clip: float) -> list[Tensor]:
+def diagonal_box(
+    weights: Tensor, gradient: Gradient, p: float, *, gamma: float, clip: float
+) -> list[Tensor]:
     """Appendix, diagonal case: RMSprop with any root."""
     momentum, path = torch.zeros_like(weights), []
     S = gradient(weights, 0).square().mean() * torch.ones_like(weights)
@@ -133,8 +150,12 @@ class TestPaper:
         def column(w: Tensor, t: int) -> Tensor:
             return gradient(w[:, 0], t)[:, None]
 
-        paper = kronecker_box(start[:, None], column, p, gamma=1.0, beta_bar=0.5, clip=1.0, interval=2)
-        assert_same_path(spectral_path(start, gradient, p, structure="full"), [w[:, 0] for w in paper])
+        paper = kronecker_box(
+            start[:, None], column, p, gamma=1.0, beta_bar=0.5, clip=1.0, interval=2
+        )
+        assert_same_path(
+            spectral_path(start, gradient, p, structure="full"), [w[:, 0] for w in paper]
+        )
 
     @pytest.mark.parametrize("shape", [(7,), (3, 4)], ids=str)
     def test_diagonal(self, p: float, shape: tuple[int, ...]) -> None:

@@ -1,8 +1,9 @@
 """`Spectral.paper` and the paper's box, step by step from common states.
 
-Left alone, two programs that do the same arithmetic in another order part: a normalized rotation is ruled by the two
-closest eigenvalues, and what rounding does to their difference grows from step to step (docs/maths.md). So
-every step here starts at the optimizer's own state, and must end where the box ends.
+Left alone, two programs that do the same arithmetic in another order part: a normalized rotation is
+ruled by the two closest eigenvalues, and what rounding does to their difference grows from step to
+step (docs/maths.md). So every step here starts at the optimizer's own state, and must end where the
+box ends.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Box = tuple[dict[str, Array], dict[str, Array], float, Array]
 
 
 def one_step(state: Box, G: Array, gap: float, beta_bar: float) -> tuple[Box, Array]:
-    """Fig. kron_updates, right box, with p = 2 and clipping at one: return the new state and what is subtracted."""
+    """Fig. kron_updates, right box, with p = 2 and clipping at one: return the new state and what
+    is subtracted.
+    """
     B, d, alpha, momentum = state
     k = {"C": G.shape[1], "K": G.shape[0]}
     inverse = {side: B[side] @ np.diag(1 / d[side]) @ B[side].T for side in "CK"}
@@ -38,7 +41,9 @@ def one_step(state: Box, G: Array, gap: float, beta_bar: float) -> tuple[Box, Ar
         W = B[side].T @ Q[side] @ B[side]
         damping = LAMBDA * k[side] * mean["C"] * mean["K"] / mean[side]
         n[side] = (1 - BETA2) * d[side] + BETA2 / (alpha * k[side]) * (np.diag(W) + damping)
-        turned[side] = B[side] @ rotation(*map(torch.from_numpy, (W, d[side])), beta_bar, gap).numpy()
+        turned[side] = (
+            B[side] @ rotation(*map(torch.from_numpy, (W, d[side])), beta_bar, gap).numpy()
+        )
     d = {side: np.exp(np.log(n[side]) - np.log(n[side]).mean()) for side in "CK"}
     alpha = alpha * float(np.exp(np.log(n["C"]).mean() / 2 + np.log(n["K"]).mean() / 2))
     momentum = BETA1 * momentum + (1 - BETA1) * G
@@ -47,7 +52,9 @@ def one_step(state: Box, G: Array, gap: float, beta_bar: float) -> tuple[Box, Ar
     return (turned, d, alpha, momentum), LR * step * min(1.0, 1 / float(np.sqrt(np.mean(step**2))))
 
 
-def state_of(optimizer: Spectral, weights: torch.nn.Parameter) -> tuple[dict[str, Array], dict[str, Array], float]:
+def state_of(
+    optimizer: Spectral, weights: torch.nn.Parameter
+) -> tuple[dict[str, Array], dict[str, Array], float]:
     """Read bases, eigenvalues and alpha; the longer side of a matrix comes first."""
     state, sides = optimizer.state[weights], "CK" if weights.shape[0] >= weights.shape[1] else "KC"
     B = {side: state[f"basis_{at}"][0, 0].double().numpy().copy() for at, side in enumerate(sides)}
@@ -55,26 +62,46 @@ def state_of(optimizer: Spectral, weights: torch.nn.Parameter) -> tuple[dict[str
     return B, d, float(state["scale"][0]) ** 2
 
 
-def run(shape: tuple[int, int], dtype: torch.dtype, gap: float, beta_bar: float) -> dict[str, list[float]]:
-    """Step both; return how far they are apart after one step from a common state, and when left alone."""
+def run(
+    shape: tuple[int, int], dtype: torch.dtype, gap: float, beta_bar: float
+) -> dict[str, list[float]]:
+    """Step both; return how far they are apart after one step from a common state, and when left
+    alone.
+    """
     torch.manual_seed(1)
     size = shape[0] * shape[1]
     root = torch.randn(size, size, dtype=torch.float64) / size**0.5
-    noise, start = 0.3 * torch.randn(STEPS, *shape, dtype=torch.float64), torch.randn(*shape, dtype=torch.float64)
+    noise, start = (
+        0.3 * torch.randn(STEPS, *shape, dtype=torch.float64),
+        torch.randn(*shape, dtype=torch.float64),
+    )
     curvature = (root @ root.T).numpy()
 
     def gradient(w: Array, t: int) -> Array:
         return (curvature @ w.reshape(-1)).reshape(shape) + noise[t].numpy()
 
     weights = torch.nn.Parameter(start.to(dtype))
-    options: dict[str, Any] = {"betas": (BETA1, 1 - BETA2), "damping": LAMBDA, "weight_decay": 0.0, "interval": 1}
-    if gap == GAP:  # the recipe's own; other gaps need a function, and its turns the rate and the map by hand
+    options: dict[str, Any] = {
+        "betas": (BETA1, 1 - BETA2),
+        "damping": LAMBDA,
+        "weight_decay": 0.0,
+        "interval": 1,
+    }
+    if (
+        gap == GAP
+    ):  # the recipe's own; other gaps need a function, and its turns the rate and the map by hand
         options |= {"basis_lr": beta_bar}
     else:
-        turn, map_ = partial(normalized, rate=beta_bar, gap=gap), partial(maps.truncated_cayley, cap=None)
+        turn, map_ = (
+            partial(normalized, rate=beta_bar, gap=gap),
+            partial(maps.truncated_cayley, cap=None),
+        )
         options |= {"rotation": turn, "basis_lr": BETA2, "maps": map_}
     optimizer = Spectral.paper([weights], lr=LR, **options)
-    identity = [{"C": np.eye(shape[0]), "K": np.eye(shape[1])}, {"C": np.ones(shape[0]), "K": np.ones(shape[1])}]
+    identity = [
+        {"C": np.eye(shape[0]), "K": np.eye(shape[1])},
+        {"C": np.ones(shape[0]), "K": np.ones(shape[1])},
+    ]
     alone: Box = (*identity, float(np.mean(gradient(start.numpy(), 0) ** 2)), np.zeros(shape))
     common, own_weights = alone, start.numpy().copy()
     apart: dict[str, list[float]] = {"one step": [], "alone": []}
@@ -88,7 +115,11 @@ def run(shape: tuple[int, int], dtype: torch.dtype, gap: float, beta_bar: float)
         apart["one step"].append(abs(after - (before - step)).max())
         B, d, alpha = state_of(optimizer, weights)
         wanted = [*common[0].values(), *common[1].values(), np.array(common[2])]
-        found = [*(B[side] for side in common[0]), *(d[side] for side in common[1]), np.array(alpha)]
+        found = [
+            *(B[side] for side in common[0]),
+            *(d[side] for side in common[1]),
+            np.array(alpha),
+        ]
         apart["one step"].append(max(abs(a - b).max() for a, b in zip(found, wanted, strict=True)))
         common = (B, d, alpha, common[3])
         alone, step = one_step(alone, gradient(own_weights, t), gap, beta_bar)
@@ -101,18 +132,28 @@ def run(shape: tuple[int, int], dtype: torch.dtype, gap: float, beta_bar: float)
 @pytest.mark.parametrize("gap", [GAP, 1e-6])
 @pytest.mark.parametrize("beta_bar", [0.1, 0.5, 1.9])
 class TestStepByStep:
-    def test_each_step_is_the_papers(self, beta_bar: float, gap: float, shape: tuple[int, int]) -> None:
+    def test_each_step_is_the_papers(
+        self, beta_bar: float, gap: float, shape: tuple[int, int]
+    ) -> None:
         assert max(run(shape, torch.float64, gap, beta_bar)["one step"]) < 1e-9
 
-    def test_each_step_is_the_papers_in_float32(self, beta_bar: float, gap: float, shape: tuple[int, int]) -> None:
-        """The step itself; where a pair of eigenvalues is at the gap, rounding decides whether it turns."""
+    def test_each_step_is_the_papers_in_float32(
+        self, beta_bar: float, gap: float, shape: tuple[int, int]
+    ) -> None:
+        """The step itself; where a pair of eigenvalues is at the gap, rounding decides whether it
+        turns.
+        """
         steps = run(shape, torch.float32, gap, beta_bar)["one step"][::2]
         assert sorted(steps)[-3] < 2e-6
 
 
 def test_left_alone_rounding_grows() -> None:
-    """From rounding to visible differences: the same growth from float64's rounding as from float32's."""
-    double, single = (run((12, 3), dtype, 1e-6, 1.9)["alone"] for dtype in (torch.float64, torch.float32))
+    """From rounding to visible differences: the same growth from float64's rounding as from
+    float32's.
+    """
+    double, single = (
+        run((12, 3), dtype, 1e-6, 1.9)["alone"] for dtype in (torch.float64, torch.float32)
+    )
     assert double[9] < 1e-11 < 1e-7 < double[-1]
     assert single[9] < 1e-2 < single[-1]
     calm = run((12, 3), torch.float64, GAP, 0.5)["alone"]

@@ -40,9 +40,13 @@ class TestLayout:
             assert torch.equal(whole.join(one), tensor[..., index] if extra else tensor)
         for layout, stack in zip(whole.layouts, stacks, strict=True):
             assert stack.shape == (whole.units, layout.blocks, *layout.sizes, *extra)
-            assert all(n <= max_dim for n, full in zip(layout.sizes, layout.full, strict=True) if full)
+            assert all(
+                n <= max_dim for n, full in zip(layout.sizes, layout.full, strict=True) if full
+            )
             if len(layout.sizes) == 2:
-                assert max_ratio is None or layout.sizes[0] <= math.ceil(max_ratio * layout.sizes[1])
+                assert max_ratio is None or layout.sizes[0] <= math.ceil(
+                    max_ratio * layout.sizes[1]
+                )
                 assert all(layout.full), "however long a side is, it has bases"
         if structure == "diagonal":
             assert len(whole.layouts) == whole.layouts[0].blocks == 1
@@ -66,7 +70,11 @@ class TestLayout:
             ((13, 4), {}, "7 x 4 and 6 x 4"),
             ((50000, 64), {}, "343 blocks of 128 x 64 and 48 blocks of 127 x 64"),
             ((50000, 64), {"structure": "auto"}, "diag 3200000"),
-            ((50000, 20000), {"structure": "auto", "max_dim": 20000}, "2 blocks of 16667 x 20000 and 16666 x 20000"),
+            (
+                (50000, 20000),
+                {"structure": "auto", "max_dim": 20000},
+                "2 blocks of 16667 x 20000 and 16666 x 20000",
+            ),
             ((64, 64), {"max_dim": 32}, "2 times (2 blocks of 32 x 32)"),
             ((2053, 2053), {}, "1027 x 1027 and 1026 x 1027 and 1027 x 1026 and 1026 x 1026"),
             ((6144, 3000), {"max_dim": None, "max_ratio": None}, "6144 x 3000"),
@@ -77,7 +85,9 @@ class TestLayout:
         ],
         ids=str,
     )
-    def test_structures_in_words(self, shape: tuple[int, ...], options: dict[str, Any], text: str) -> None:
+    def test_structures_in_words(
+        self, shape: tuple[int, ...], options: dict[str, Any], text: str
+    ) -> None:
         assert plan(shape, **{**DEFAULT, **options}).describe() == text
 
     def test_the_optimizer_uses_them(self) -> None:
@@ -90,14 +100,20 @@ class TestLayout:
 
 
 class TestStacking:
-    @pytest.mark.parametrize("options", [{}, {"max_ratio": 1.0}, {"max_dim": 3}, {"structure": "axes"}], ids=str)
+    @pytest.mark.parametrize(
+        "options", [{}, {"max_ratio": 1.0}, {"max_dim": 3}, {"structure": "axes"}], ids=str
+    )
     def test_batched_is_looped(self, options: dict[str, Any]) -> None:
         def run(dtype: torch.dtype, foreach: bool) -> list[torch.Tensor]:
             return final(lambda ps: Spectral(ps, 0.03, foreach=foreach, **options), dtype=dtype)
 
-        for together, alone in zip(run(torch.float64, True), run(torch.float64, False), strict=True):
+        for together, alone in zip(
+            run(torch.float64, True), run(torch.float64, False), strict=True
+        ):
             assert_close(together, alone, rtol=1e-10, atol=1e-10)
-        for together, alone in zip(run(torch.float32, True), run(torch.float32, False), strict=True):
+        for together, alone in zip(
+            run(torch.float32, True), run(torch.float32, False), strict=True
+        ):
             assert_close(together, alone, rtol=1e-3, atol=1e-3)
 
     def test_tall_and_wide_share_a_stack_and_are_transposed(self) -> None:
@@ -133,13 +149,20 @@ class TestStacking:
             for problem in problems:
                 problem.backward()
             together.step()
-        alone = [final(lambda ps: Spectral(ps, 0.03), steps=5, shapes=[(6, 4)], dtype=dtype) for dtype in dtypes]
-        assert all(equal(problem.snapshot(), own) for problem, own in zip(problems, alone, strict=True))
+        alone = [
+            final(lambda ps: Spectral(ps, 0.03), steps=5, shapes=[(6, 4)], dtype=dtype)
+            for dtype in dtypes
+        ]
+        assert all(
+            equal(problem.snapshot(), own) for problem, own in zip(problems, alone, strict=True)
+        )
 
 
 class TestSomeTimesUnused:
     def test_each_parameter_counts_its_own_steps(self) -> None:
-        """Parameters of one stack that get gradients now and then step as if each had an optimizer of its own."""
+        """Parameters of one stack that get gradients now and then step as if each had an optimizer
+        of its own.
+        """
         together, alone = (Problem([(6, 4)] * 3 + [(5,)] * 2, torch.float64) for _ in range(2))
         options: dict[str, Any] = {"lr": 0.03, "interval": 1}
         optimizer = Spectral(together.parameters, **options)
@@ -198,25 +221,43 @@ class TestGroups:
     def test_names_are_used(self) -> None:
         model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
         optimizer = Spectral(model.named_parameters())
-        assert [item.name for item in optimizer.summary()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+        assert [item.name for item in optimizer.summary()] == [
+            "0.weight",
+            "0.bias",
+            "1.weight",
+            "1.bias",
+        ]
 
     def test_unnamed_parameters_are_called_by_their_place(self) -> None:
-        optimizer = Spectral([{"params": [nn.Parameter(torch.ones(2))]}, {"params": [nn.Parameter(torch.ones(3))]}])
+        optimizer = Spectral(
+            [{"params": [nn.Parameter(torch.ones(2))]}, {"params": [nn.Parameter(torch.ones(3))]}]
+        )
         assert [item.name for item in optimizer.summary()] == ["group 0 #0", "group 1 #0"]
 
     def test_options_per_group_are_those_of_two_optimizers(self) -> None:
         options = [
             {"lr": 0.03, "root": 2.0, "structure": "axes", "interval": 1},
-            {"lr": 0.01, "root": 4.0, "structure": "diagonal", "betas": (0.5, 0.8), "maximize": True},
+            {
+                "lr": 0.01,
+                "root": 4.0,
+                "structure": "diagonal",
+                "betas": (0.5, 0.8),
+                "maximize": True,
+            },
         ]
         problems = [Problem(seed=seed) for seed in range(2)]
-        together = Spectral([{"params": p.parameters, **o} for p, o in zip(problems, options, strict=True)])
+        together = Spectral(
+            [{"params": p.parameters, **o} for p, o in zip(problems, options, strict=True)]
+        )
         for _ in range(5):
             for problem in problems:
                 problem.backward()
             together.step()
         for seed, (problem, own) in enumerate(zip(problems, options, strict=True)):
-            assert equal(problem.snapshot(), final(lambda ps, own=own: Spectral(ps, **own), steps=5, seed=seed))
+            assert equal(
+                problem.snapshot(),
+                final(lambda ps, own=own: Spectral(ps, **own), steps=5, seed=seed),
+            )
 
     def test_structure_override(self) -> None:
         head, body = nn.Parameter(torch.randn(10, 4)), nn.Parameter(torch.randn(6, 4))
@@ -232,7 +273,9 @@ class TestGroups:
             first.backward()
             second.backward()
             optimizer.step()
-        assert equal(first.snapshot(), final(lambda ps: Spectral(ps, 0.03), steps=7, shapes=[(6, 4)]))
+        assert equal(
+            first.snapshot(), final(lambda ps: Spectral(ps, 0.03), steps=7, shapes=[(6, 4)])
+        )
         alone = final(lambda ps: Spectral(ps, 0.01), steps=4, shapes=[(6, 4), (3,)], seed=1)
         assert equal(second.snapshot(), alone)
 
@@ -251,9 +294,13 @@ class TestGroups:
             turns.append(int(optimizer.state[w]["turns"]))
         assert turns == [1, 2, 3, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7]
 
-    @pytest.mark.parametrize(("options", "count"), [({}, 153), ({"interval": [(0, 3)]}, 70), ({"start": 0.0}, 70)])
+    @pytest.mark.parametrize(
+        ("options", "count"), [({}, 153), ({"interval": [(0, 3)]}, 70), ({"start": 0.0}, 70)]
+    )
     def test_gaps_between_turns_grow(self, options: dict[str, Any], count: int) -> None:
-        """From one step by one in 100, to the interval, unless there is a schedule, or no early time at all."""
+        """From one step by one in 100, to the interval, unless there is a schedule, or no early
+        time at all.
+        """
         w = nn.Parameter(torch.randn(3, 2))
         optimizer = Spectral([w], **{"interval": 3, **options})
         for _ in range(209):

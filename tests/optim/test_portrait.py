@@ -1,4 +1,6 @@
-"""Checkpoints without bases: what is in a file, what comes back of it, and that training goes on as well."""
+"""Checkpoints without bases: what is in a file, what comes back of it, and that training goes on as
+well.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def test_files_are_smaller() -> None:
 
 
 def stepped(shape: tuple[int, ...], **options: Any) -> tuple[nn.Parameter, Spectral]:
-    """Return a weight whose gradients have eigenvectors of their own on both sides, after some steps."""
+    """Return a weight whose gradients have eigenvectors of their own on both sides, after some
+    steps.
+    """
     generator = torch.Generator().manual_seed(0)
     w = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
     optimizer = Spectral([w], **options)
@@ -40,8 +44,12 @@ def stepped(shape: tuple[int, ...], **options: Any) -> tuple[nn.Parameter, Spect
 
 @pytest.mark.parametrize("shape", [(9, 6), (6, 9), (8, 8), (3, 16, 16), (40, 4)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"eigenvalues": "kronecker", "residual": True}], ids=str)
-def test_files_have_momentum_and_a_portrait(shape: tuple[int, ...], options: dict[str, Any]) -> None:
-    """Its singular vectors are the eigenvectors, in the order of eigenvalues, as a decomposition says."""
+def test_files_have_momentum_and_a_portrait(
+    shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    """Its singular vectors are the eigenvectors, in the order of eigenvalues, as a decomposition
+    says.
+    """
     w, optimizer = stepped(shape, **options)
     own, saved = optimizer.state[w], optimizer.state_dict(bases=False)["state"][0]
     left, right = own["basis_0"], own["basis_1"]
@@ -49,7 +57,9 @@ def test_files_have_momentum_and_a_portrait(shape: tuple[int, ...], options: dic
     torch.testing.assert_close(saved["momentum"], left @ own["momentum"] @ right.mT)
     found, sizes, other = torch.linalg.svd(saved["portrait"].double(), full_matrices=False)
     rank = sizes.shape[-1]
-    torch.testing.assert_close(sizes, torch.linspace(4, 1, rank).double().expand_as(sizes), rtol=0.01, atol=0)
+    torch.testing.assert_close(
+        sizes, torch.linspace(4, 1, rank).double().expand_as(sizes), rtol=0.01, atol=0
+    )
     for vectors, basis, axis in ((found, left, 0), (other.mT, right, 1)):
         order = own[f"eigs_{axis}"].argsort(descending=True)[..., None, :rank]
         known = torch.take_along_dim(basis, order, -1)
@@ -59,17 +69,26 @@ def test_files_have_momentum_and_a_portrait(shape: tuple[int, ...], options: dic
 @pytest.mark.parametrize("shape", [(8, 8), (3, 16, 16), (24, 24)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"eigenvalues": "kronecker", "residual": True}], ids=str)
 def test_curvature_comes_back(shape: tuple[int, ...], options: dict[str, Any]) -> None:
-    """The Kronecker product is the one that was saved; and momentum, in the weights' own coordinates."""
+    """The Kronecker product is the one that was saved; and momentum, in the weights' own
+    coordinates.
+    """
     w, optimizer = stepped(shape, **options)
     own = {name: value.clone() for name, value in optimizer.state[w].items()}
     optimizer.load_state_dict(optimizer.state_dict(bases=False))
     new = optimizer.state[w]
     assert new.keys() == own.keys()
     for axis in (0, 1):
-        one, two = (s[f"basis_{axis}"] * s[f"eigs_{axis}"][..., None, :] @ s[f"basis_{axis}"].mT for s in (new, own))
-        assert torch.linalg.matrix_norm(one - two).max() <= 0.02 * torch.linalg.matrix_norm(two).max()
+        one, two = (
+            s[f"basis_{axis}"] * s[f"eigs_{axis}"][..., None, :] @ s[f"basis_{axis}"].mT
+            for s in (new, own)
+        )
+        assert (
+            torch.linalg.matrix_norm(one - two).max() <= 0.02 * torch.linalg.matrix_norm(two).max()
+        )
         if "residual_0" in new:
-            torch.testing.assert_close(new[f"residual_{axis}"], torch.diag_embed(new[f"eigs_{axis}"]))
+            torch.testing.assert_close(
+                new[f"residual_{axis}"], torch.diag_embed(new[f"eigs_{axis}"])
+            )
     one, two = (s["basis_0"] @ s["momentum"] @ s["basis_1"].mT for s in (new, own))
     torch.testing.assert_close(one, two)
     if "second_moment" in new:  # in the new order of eigenvectors, rounded to bfloat16
@@ -77,11 +96,15 @@ def test_curvature_comes_back(shape: tuple[int, ...], options: dict[str, Any]) -
         moved = torch.take_along_dim(own["second_moment"], rows[..., None], -2)
         moved = torch.take_along_dim(moved, columns[..., None, :], -1)
         least = (new["momentum"] / new["scale"].view(-1, 1, 1, 1)).square()
-        torch.testing.assert_close(new["second_moment"], torch.maximum(moved, least), rtol=0.01, atol=0)
+        torch.testing.assert_close(
+            new["second_moment"], torch.maximum(moved, least), rtol=0.01, atol=0
+        )
 
 
 def test_directions_that_a_portrait_cannot_show_share_their_curvature() -> None:
-    """Of 40 rows and 4 columns in blocks of 8 x 4, four rows of a block: any basis of these will do."""
+    """Of 40 rows and 4 columns in blocks of 8 x 4, four rows of a block: any basis of these will
+    do.
+    """
     w, optimizer = stepped((40, 4))
     own, saved = optimizer.state[w], optimizer.state_dict(bases=False)["state"][0]
     kept, rest = own["eigs_0"].sort(descending=True).values.split(4, -1)
@@ -89,9 +112,13 @@ def test_directions_that_a_portrait_cannot_show_share_their_curvature() -> None:
     torch.testing.assert_close(saved["eigs_0"], torch.cat([kept, rest], -1))
     rows = own["eigs_0"].argsort(descending=True)[..., 4:, None]
     columns = own["eigs_1"].argsort(descending=True)[..., None, :]
-    rest = torch.take_along_dim(torch.take_along_dim(own["second_moment"], rows, -2), columns, -1).mean(-2)
+    rest = torch.take_along_dim(
+        torch.take_along_dim(own["second_moment"], rows, -2), columns, -1
+    ).mean(-2)
     for row in range(4, 8):
-        torch.testing.assert_close(saved["second_moment"][..., row, :].double(), rest, rtol=0.01, atol=0)
+        torch.testing.assert_close(
+            saved["second_moment"][..., row, :].double(), rest, rtol=0.01, atol=0
+        )
 
 
 @pytest.mark.parametrize("options", [{"structure": "axes"}, {"structure": "full"}], ids=str)
@@ -112,7 +139,9 @@ def test_whatever_a_portrait_shows_bases_are_orthogonal(entry: float) -> None:
     optimizer.load_state_dict(saved)
     for axis in (0, 1):
         basis = optimizer.state[params[0]][f"basis_{axis}"]
-        torch.testing.assert_close(basis @ basis.mT, torch.eye(basis.shape[-1])[None, None], rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            basis @ basis.mT, torch.eye(basis.shape[-1])[None, None], rtol=0, atol=1e-5
+        )
     assert all(torch.isfinite(w).all() for w in go(params, optimizer, 2, 4))
 
 
@@ -138,7 +167,9 @@ def test_a_part_of_the_bases_is_refused() -> None:
     optimizer = Spectral(params)
     go(params, optimizer, 0, 1)
     saved = optimizer.state_dict()
-    saved["state"][0] = {name: value for name, value in saved["state"][0].items() if name != "basis_1"}
+    saved["state"][0] = {
+        name: value for name, value in saved["state"][0].items() if name != "basis_1"
+    }
     with pytest.raises(ValueError, match="must have the entries"):
         optimizer.load_state_dict(saved)
 
@@ -150,9 +181,14 @@ def test_training_goes_on_as_well(task: str) -> None:
 
 
 def trained(task: str, cut: bool) -> float:
-    """Return the loss on new data of a small network, in whose training the optimizer is changed for another."""
+    """Return the loss on new data of a small network, in whose training the optimizer is changed
+    for another.
+    """
     generator = torch.Generator().manual_seed(0)
-    mixing, teacher = torch.randn(16, 16, generator=generator), torch.randn(16, 6, generator=generator) / 8
+    mixing, teacher = (
+        torch.randn(16, 16, generator=generator),
+        torch.randn(16, 6, generator=generator) / 8,
+    )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 6))
 
@@ -177,7 +213,9 @@ def trained(task: str, cut: bool) -> float:
 
 
 def test_second_moments_of_double_precision_fit_two_bytes() -> None:
-    """What float64 holds beyond the range of bfloat16 used to be saved as infinite, and could not be loaded."""
+    """What float64 holds beyond the range of bfloat16 used to be saved as infinite, and could not
+    be loaded.
+    """
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.zeros(6, 4))
     optimizer = Spectral([weight], lr=1e-3, state_dtype=torch.float64)

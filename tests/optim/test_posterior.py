@@ -1,4 +1,6 @@
-"""The posterior from the optimizer: against exact posteriors, dense Hessians and its own covariance."""
+"""The posterior from the optimizer: against exact posteriors, dense Hessians and its own
+covariance.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def trained(param: nn.Parameter, steps: int = 5, **options: Any) -> SpectralPost
 
 
 def dense_covariance(optimizer: SpectralPosterior, param: Tensor) -> Tensor:
-    """Put ``(ess S)^-1`` together from bases and eigenvalues, for a matrix without blocks or a vector."""
+    """Put ``(ess S)^-1`` together from bases and eigenvalues, for a matrix without blocks or a
+    vector.
+    """
     state, group = optimizer.state[param], optimizer.param_groups[0]
     if "scale" not in state:
         return torch.diag(1 / (state["second_moment"].flatten() + group["damping"])) / group["ess"]
@@ -53,25 +57,37 @@ def dense_covariance(optimizer: SpectralPosterior, param: Tensor) -> Tensor:
     if "second_moment" in state:
         eigs = state["second_moment"][0, 0].flatten()
     else:
-        eigs = torch.kron(state["eigs_0"][0, 0], state["eigs_1"][0, 0]) if len(bases) == 2 else state["eigs_0"][0, 0]
+        eigs = (
+            torch.kron(state["eigs_0"][0, 0], state["eigs_1"][0, 0])
+            if len(bases) == 2
+            else state["eigs_0"][0, 0]
+        )
     return (basis / eigs) @ basis.T / (group["ess"] * state["scale"].square())
 
 
 @pytest.mark.parametrize("eigenvalues", ["corrected", "kronecker"])
-@pytest.mark.parametrize(("shape", "options"), [((4, 3), {}), ((5,), {"structure": "full"}), ((2, 3), {}), ((4,), {})])
+@pytest.mark.parametrize(
+    ("shape", "options"), [((4, 3), {}), ((5,), {"structure": "full"}), ((2, 3), {}), ((4,), {})]
+)
 def test_covariance_is_the_inverse_of_what_bases_and_eigenvalues_say(
     shape: tuple[int, ...], options: dict[str, Any], eigenvalues: str
 ) -> None:
     param = nn.Parameter(torch.randn(shape))
     optimizer = trained(param, eigenvalues=eigenvalues, **options)
     order = torch.arange(param.numel()).view(shape)
-    order = (order.T if len(shape) == 2 and shape[0] < shape[1] else order).flatten()  # laid out transposed
+    order = (
+        order.T if len(shape) == 2 and shape[0] < shape[1] else order
+    ).flatten()  # laid out transposed
     want = dense_covariance(optimizer, param)
-    torch.testing.assert_close(optimizer.covariance(param)[order][:, order], want, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        optimizer.covariance(param)[order][:, order], want, rtol=1e-9, atol=1e-12
+    )
 
 
-@pytest.mark.parametrize("options", [SQUARED, TRICK, {**SQUARED, "eigenvalues": "kronecker"}], ids=str)
-@pytest.mark.parametrize("shape", [(3, 2), (2, 5), (4,), (), (9, 2)])  # the last one is cut into blocks
+@pytest.mark.parametrize(
+    "options", [SQUARED, TRICK, {**SQUARED, "eigenvalues": "kronecker"}], ids=str
+)
+@pytest.mark.parametrize("shape", [(3, 2), (2, 5), (4,), (), (9, 2)])
 def test_draws_have_this_covariance(shape: tuple[int, ...], options: dict[str, Any]) -> None:
     param = nn.Parameter(torch.randn(shape))
     optimizer = trained(param, **options)
@@ -90,7 +106,9 @@ def test_draws_have_this_covariance(shape: tuple[int, ...], options: dict[str, A
 def divergence(mean: Tensor, covariance: Tensor, other_mean: Tensor, precision: Tensor) -> float:
     """Return the Kullback-Leibler divergence of two Gaussians in nats."""
     away, product = mean - other_mean, precision @ covariance
-    return 0.5 * (product.trace() - len(mean) + away @ precision @ away - torch.logdet(product)).item()
+    return (
+        0.5 * (product.trace() - len(mean) + away @ precision @ away - torch.logdet(product)).item()
+    )
 
 
 class Regression:
@@ -100,7 +118,9 @@ class Regression:
         generator = torch.Generator().manual_seed(3)
         size = torch.Size(shape).numel()
         self.inputs = torch.randn(40, size, generator=generator) * torch.linspace(0.5, 2, size)
-        self.targets = self.inputs @ torch.randn(size, generator=generator) + torch.randn(40, generator=generator)
+        self.targets = self.inputs @ torch.randn(size, generator=generator) + torch.randn(
+            40, generator=generator
+        )
         self.precision = self.inputs.T @ self.inputs + 2 * torch.eye(size)
         self.mean = torch.linalg.solve(self.precision, self.inputs.T @ self.targets)
         self.param = nn.Parameter(torch.zeros(shape))
@@ -113,7 +133,9 @@ class Regression:
         return divergence(self.param.detach().flatten(), covariance, self.mean, self.precision)
 
     def optimizer(self, **options: Any) -> SpectralPosterior:
-        return Spectral.posterior([self.param], ess=40, prior_precision=2.0, structure="full", interval=1, **options)
+        return Spectral.posterior(
+            [self.param], ess=40, prior_precision=2.0, structure="full", interval=1, **options
+        )
 
 
 @pytest.mark.parametrize("draws", [1, 2])
@@ -121,9 +143,8 @@ def test_the_reparametrization_trick_finds_the_exact_posterior(draws: int) -> No
     problem = Regression()
     optimizer = problem.optimizer(lr=0.2, curvature="reparametrization", antithetic=draws == 2)
     for number in range(1200 if draws == 2 else 2500):
-        optimizer.param_groups[0]["lr"] = (
-            0.2 * min(1, 300 / (number + 1)) ** 3
-        )  # noise of single draws must be averaged
+        # Noise of single draws must be averaged
+        optimizer.param_groups[0]["lr"] = 0.2 * min(1, 300 / (number + 1)) ** 3
         step(optimizer, problem.loss, draws)
     assert problem.distance(optimizer) < 1e-3
 
@@ -156,7 +177,9 @@ def test_gradients_of_single_examples_find_the_fisher_matrix() -> None:
 
 
 @pytest.mark.parametrize(("root", "lr"), [(1.0, 0.05), (2.0, 0.01)])
-def test_squared_gradients_find_the_curvature_of_a_model_that_explains_the_data(root: float, lr: float) -> None:
+def test_squared_gradients_find_the_curvature_of_a_model_that_explains_the_data(
+    root: float, lr: float
+) -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(20_000, 3, generator=generator) * torch.tensor([1.0, 2.0, 0.5])
     param = nn.Parameter(torch.ones(3))  # far from it, the gradient's mean would count, too
@@ -177,9 +200,14 @@ def quartic(w: Tensor) -> Tensor:
 
 
 def test_estimates_of_the_mean_hessian_are_unbiased() -> None:
-    """One step from very many draws moves eigenvalues by what autograd's Hessians say, whatever their signs."""
+    """One step from very many draws moves eigenvalues by what autograd's Hessians say, whatever
+    their signs.
+    """
     ess, prior, count = 30.0, 0.4, 200_000
-    rule, like = Rule(eigenvalues="kronecker", grafting=None, nesterov=0.0, root=1.0, start=0.0), torch.float64
+    rule, like = (
+        Rule(eigenvalues="kronecker", grafting=None, nesterov=0.0, root=1.0, start=0.0),
+        torch.float64,
+    )
     where = {"dtype": like, "basis_dtype": like, "device": torch.device("cpu")}
     state = new_state((1, 1, 3), (True,), rule, momentum=True, residual=False, **where)
     basis = torch.linalg.qr(torch.randn(3, 3))[0]
@@ -191,12 +219,16 @@ def test_estimates_of_the_mean_hessian_are_unbiased() -> None:
     mean, z = torch.tensor([0.3, -0.2, 0.5]), torch.randn(count, 3)
     draws = mean + (z / (ess * 1.69 * eigs).sqrt()) @ basis.T
     gradients = torch.func.vmap(torch.func.grad(quartic))(draws) + prior / ess * mean
-    hessian = torch.func.vmap(torch.func.hessian(quartic))(draws).mean(0) + prior / ess * torch.eye(3)
+    hessian = torch.func.vmap(torch.func.hessian(quartic))(draws).mean(0) + prior / ess * torch.eye(
+        3
+    )
     want = (basis.T @ hessian @ basis).diagonal() / (1.69 * eigs) - 1
     assert want.min() < -1  # the mean Hessian has a negative eigenvalue
     rates = Rates(*(torch.tensor(x) for x in (0.9, 0.999, 0.1, prior / ess)))
     vectors = torch.cat([z.T, gradients.T], -1)[None, None]
-    posterior_kernel.reparametrized(ess, lambda x: x, gradients.mean(0)[None, None], vectors, state, rule, rates, False)
+    posterior_kernel.reparametrized(
+        ess, lambda x: x, gradients.mean(0)[None, None], vectors, state, rule, rates, False
+    )
     found = (state["scale"].square() * state["eigs_0"][0, 0] / (1.69 * eigs)).log() / 0.001
     torch.testing.assert_close(found, want, atol=0.1, rtol=0.0)
 
@@ -206,7 +238,9 @@ def test_the_estimate_of_a_kronecker_product_is_the_projection_of_the_hessian() 
     hessian = hessian + hessian.T
     v = (hessian @ z[0, 0].flatten(0, 1)).view_as(z)
     blocks = hessian.view(3, 2, 3, 2)
-    for axis, want in enumerate((blocks.diagonal(0, 1, 3).mean(-1), blocks.diagonal(0, 0, 2).mean(-1))):
+    for axis, want in enumerate(
+        (blocks.diagonal(0, 1, 3).mean(-1), blocks.diagonal(0, 0, 2).mean(-1))
+    ):
         found = posterior_kernel._surplus(z, v, axis, True)[0, 0]
         torch.testing.assert_close((found + found.T) / 2, want, atol=0.06, rtol=0.0)
         diagonal = posterior_kernel._surplus(z, v, axis, False)[0, 0]
@@ -215,19 +249,33 @@ def test_the_estimate_of_a_kronecker_product_is_the_projection_of_the_hessian() 
 
 @pytest.mark.parametrize("shape", [(3, 2), (4,)])
 @pytest.mark.parametrize("root", [1.0, 2.0])
-def test_a_step_divides_by_the_root_of_the_curvature_with_the_prior(root: float, shape: tuple[int, ...]) -> None:
-    """The first one, along the gradient of loss and prior, in units in which a step of root 2 has entries of one."""
+def test_a_step_divides_by_the_root_of_the_curvature_with_the_prior(
+    root: float, shape: tuple[int, ...]
+) -> None:
+    """The first one, along the gradient of loss and prior, in units in which a step of root 2 has
+    entries of one.
+    """
     param, ess, batch, prior = nn.Parameter(torch.randn(shape)), 50.0, 10.0, 4.0
     gradient, before = torch.randn(shape), param.detach().clone()
-    options: dict[str, Any] = {"root": root, "ess": ess, "batch_size": batch, "prior_precision": prior, "nesterov": 0.0}
+    options: dict[str, Any] = {
+        "root": root,
+        "ess": ess,
+        "batch_size": batch,
+        "prior_precision": prior,
+        "nesterov": 0.0,
+    }
     optimizer = Spectral.posterior([param], lr=0.01, structure="diagonal", **options)
     param.grad = gradient
     optimizer.step()
     total, floor = gradient + prior / ess * before, prior / ess
     square = batch * total.square()  # an estimate of the curvature
-    want = total / (square + floor) if root == 1 else batch**0.5 * total / (square.sqrt() + floor**0.5)
+    want = (
+        total / (square + floor) if root == 1 else batch**0.5 * total / (square.sqrt() + floor**0.5)
+    )
     torch.testing.assert_close(param.detach(), before - 0.01 * want)
-    torch.testing.assert_close(optimizer.covariance(param), torch.diag(1 / (ess * (square + floor)).flatten()))
+    torch.testing.assert_close(
+        optimizer.covariance(param), torch.diag(1 / (ess * (square + floor)).flatten())
+    )
 
 
 @pytest.mark.parametrize("options", [SQUARED, TRICK], ids=str)

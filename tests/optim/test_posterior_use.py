@@ -1,4 +1,6 @@
-"""How the posterior is used: draws, accumulation, mixed precision, checkpoints, predictions and mistakes."""
+"""How the posterior is used: draws, accumulation, mixed precision, checkpoints, predictions and
+mistakes.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ def test_scaled_losses_change_nothing(options: dict[str, Any], draws: int) -> No
     models = network(), network()
     for model, scale in zip(models, (1.0, 1024.0), strict=True):
         train(model, Spectral.posterior(model.parameters(), **options), 5, draws, scale)
-    torch.testing.assert_close(weights(models[0]), weights(models[1]), rtol=0.0, atol=1e-6 * (draws - 1))
+    torch.testing.assert_close(
+        weights(models[0]), weights(models[1]), rtol=0.0, atol=1e-6 * (draws - 1)
+    )
 
 
 def test_a_step_that_the_scaler_skips_leaves_no_draw_behind() -> None:
@@ -150,7 +154,9 @@ def test_several_draws_average_their_gradients(options: dict[str, Any]) -> None:
 
 def test_antithetic_draws_are_mirror_images() -> None:
     model = network(torch.float64)
-    optimizer = train(model, Spectral.posterior(model.parameters(), antithetic=True, **TRICK), 2, draws=2)
+    optimizer = train(
+        model, Spectral.posterior(model.parameters(), antithetic=True, **TRICK), 2, draws=2
+    )
     mean, drawn = weights(model), []
     optimizer.zero_grad()
     for _ in range(4):
@@ -187,7 +193,8 @@ def test_copies_and_plain_checkpoints_work() -> None:
     model = network()
     optimizer = train(model, Spectral.posterior(model.parameters(), **SQUARED), 2)
     assert copy.deepcopy(optimizer).param_groups[0]["ess"] == 50.0
-    Spectral(model.parameters()).load_state_dict(optimizer.state_dict())  # to go on without a posterior
+    # To go on without a posterior
+    Spectral(model.parameters()).load_state_dict(optimizer.state_dict())
 
 
 def test_bfloat16_weights_are_drawn_and_restored() -> None:
@@ -204,7 +211,10 @@ def test_bfloat16_weights_are_drawn_and_restored() -> None:
 def test_parameters_without_gradients_and_groups_of_their_own() -> None:
     model = network()
     frozen = nn.Parameter(torch.ones(3))
-    groups = [{"params": model[0].parameters()}, {"params": [*model[2].parameters(), frozen], "prior_precision": 1e6}]
+    groups = [
+        {"params": model[0].parameters()},
+        {"params": [*model[2].parameters(), frozen], "prior_precision": 1e6},
+    ]
     optimizer = train(model, Spectral.posterior(groups, **SQUARED), 3)
     first, last = (optimizer.covariance(model[at].bias).diagonal().max() for at in (0, 2))
     assert last < 2e-6 < first
@@ -213,7 +223,9 @@ def test_parameters_without_gradients_and_groups_of_their_own() -> None:
 
 
 def test_predictions_of_a_linear_model() -> None:
-    """Linearized outputs are exact there: they have the same covariance as those of drawn weights."""
+    """Linearized outputs are exact there: they have the same covariance as those of
+    drawn weights.
+    """
     torch.manual_seed(0)
     model = nn.Linear(6, 3).double()
     optimizer = train(model, Spectral.posterior(model.parameters(), **SQUARED), 20)
@@ -243,7 +255,9 @@ def test_the_last_layer_alone() -> None:
 
     for linearized in (False, True):
         asked: Any = model if linearized else watched
-        found = optimizer.predict(asked, INPUTS, 8, only=model[2].parameters(), linearized=linearized)
+        found = optimizer.predict(
+            asked, INPUTS, 8, only=model[2].parameters(), linearized=linearized
+        )
         everything = optimizer.predict(model, INPUTS, 8, linearized=linearized)
         assert 0 < found.var(0).mean() < everything.var(0).mean()
     assert all(torch.equal(x, before) for x in seen)
@@ -257,7 +271,9 @@ def test_the_right_temperature_is_found(right: float, linearized: bool) -> None:
     model = nn.Linear(6, 3).double()
     optimizer = train(model, Spectral.posterior(model.parameters(), **SQUARED), 20)
     x = torch.randn(400, 6).double()
-    targets = torch.cat([optimizer.predict(model, each[None], 1, temperature=right)[0] for each in x])
+    targets = torch.cat(
+        [optimizer.predict(model, each[None], 1, temperature=right)[0] for each in x]
+    )
 
     def log_loss(outputs: Tensor) -> Tensor:
         spread = outputs.var(0).add(1e-9).sqrt()
@@ -266,7 +282,9 @@ def test_the_right_temperature_is_found(right: float, linearized: bool) -> None:
     state = torch.get_rng_state()
     assert optimizer.tune_temperature(model, x, log_loss, 200, linearized=linearized) == right
     assert torch.equal(torch.get_rng_state(), state)
-    near = optimizer.tune_temperature(model, x, log_loss, 200, temperatures=[0.9 * right, 30 * right])
+    near = optimizer.tune_temperature(
+        model, x, log_loss, 200, temperatures=[0.9 * right, 30 * right]
+    )
     assert near == 0.9 * right
 
 
@@ -354,7 +372,10 @@ def test_mistakes_inside_and_outside_of_draws() -> None:
     weight = model[0].weight
     with pytest.raises(ValueError, match="curvature can be given"):
         optimizer.step(curvature={weight: weight.detach()[None]})
-    with pytest.raises(ValueError, match="for predictions"), optimizer.sampled_params(train=True, temperature=0.5):
+    with (
+        pytest.raises(ValueError, match="for predictions"),
+        optimizer.sampled_params(train=True, temperature=0.5),
+    ):
         pass
     with pytest.raises(ValueError, match="only must name"):
         optimizer.predict(model, INPUTS, only=[torch.ones(2)])

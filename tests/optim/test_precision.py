@@ -1,4 +1,6 @@
-"""Half precision: bases stay orthogonal, small steps are not lost, and training is as good as in float32."""
+"""Half precision: bases stay orthogonal, small steps are not lost, and training is as good as in
+float32.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,27 @@ from eigenstep_lab.orthogonality import orthogonality_defect
 def defects(optimizer: Spectral) -> Tensor:
     """Return the largest defect of each parameter's bases."""
     return torch.stack(
-        [orthogonality_defect(t).amax() for state in optimizer.state.values() for n, t in state.items() if "basis" in n]
+        [
+            orthogonality_defect(t).amax()
+            for state in optimizer.state.values()
+            for n, t in state.items()
+            if "basis" in n
+        ]
     )
 
 
 class TestBases:
     @pytest.mark.slow
     def test_defect_over_10_000_steps(self) -> None:
-        """Straight on the kernel, half of it with new eigenvectors all the time, so that the bases keep turning."""
+        """Straight on the kernel, half of it with new eigenvectors all the time, so that the bases
+        keep turning.
+        """
         rule, shape = Rule(), (2, 1, 16, 12)
-        options = {"dtype": torch.float32, "basis_dtype": torch.bfloat16, "device": torch.device("cpu")}
+        options = {
+            "dtype": torch.float32,
+            "basis_dtype": torch.bfloat16,
+            "device": torch.device("cpu"),
+        }
         state = new_state(shape, (True, True), rule, momentum=True, residual=False, **options)
         rates = Rates(*map(torch.tensor, (0.9, 0.95, 0.1, 1e-10)))
         roots = torch.randn(2, 1, 16, 16)
@@ -37,7 +50,9 @@ class TestBases:
             kernel.step(roots @ torch.randn(shape), None, state, rule, rates, turn=True)
             if step % 100 == 99:
                 for axis in (0, 1):
-                    assert (orthogonality_defect(state[f"basis_{axis}"]) <= 1e-2).all(), f"after {step + 1} steps"
+                    assert (orthogonality_defect(state[f"basis_{axis}"]) <= 1e-2).all(), (
+                        f"after {step + 1} steps"
+                    )
 
     @pytest.mark.parametrize(
         ("options", "most"),
@@ -60,18 +75,30 @@ class TestBases:
 
     @pytest.mark.parametrize("basis_dtype", [torch.float32, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("shape", [(2, 3), (4, 4), (16, 12), (40, 20)], ids=str)
-    def test_lengths_between_mendings(self, shape: tuple[int, int], basis_dtype: torch.dtype) -> None:
-        """At every second turn bases are not mended: strong gradients of ever new directions do not stretch them."""
+    def test_lengths_between_mendings(
+        self, shape: tuple[int, int], basis_dtype: torch.dtype
+    ) -> None:
+        """At every second turn bases are not mended: strong gradients of ever new directions do not
+        stretch them.
+        """
         w = nn.Parameter(torch.randn(shape))
         optimizer = Spectral([w], interval=[(0, 1)], basis_dtype=basis_dtype, basis_lr=1.0)
         for step in range(400):
-            w.grad = 1e-3 * torch.randn(shape) + 10.0 ** (step % 7 - 3) * torch.outer(*map(torch.randn, shape))
+            w.grad = 1e-3 * torch.randn(shape) + 10.0 ** (step % 7 - 3) * torch.outer(
+                *map(torch.randn, shape)
+            )
             optimizer.step()
-            lengths = [torch.linalg.svdvals(t.float()) for n, t in optimizer.state[w].items() if "basis" in n]
+            lengths = [
+                torch.linalg.svdvals(t.float())
+                for n, t in optimizer.state[w].items()
+                if "basis" in n
+            ]
             assert all(((x > 0.96) & (x < 1.04)).all() for x in lengths), f"after {step + 1} steps"
 
     def test_mended_by_their_own_turns(self) -> None:
-        """Not by those of the group: this parameter has a gradient only where others are not mended."""
+        """Not by those of the group: this parameter has a gradient only where others are not
+        mended.
+        """
         rare, other = (nn.Parameter(torch.randn(16, 12)) for _ in range(2))
         optimizer = Spectral([rare, other], interval=[(0, 1)])
         for step in range(400):
@@ -106,7 +133,9 @@ class TestBases:
     def test_without_mending_bases_drift(self) -> None:
         """So that the test above means something."""
         w = nn.Parameter(torch.randn(16, 12).bfloat16())
-        optimizer = Spectral([w], interval=1, basis_dtype=torch.bfloat16, maps="truncated", reorthonormalize=False)
+        optimizer = Spectral(
+            [w], interval=1, basis_dtype=torch.bfloat16, maps="truncated", reorthonormalize=False
+        )
         for _ in range(300):
             w.grad = torch.randn(16, 12).bfloat16()
             optimizer.step()
@@ -116,7 +145,13 @@ class TestBases:
 class TestStochasticRounding:
     def test_is_unbiased_and_picks_a_neighbor(self) -> None:
         """2**20 draws: the standard error of the mean is a thousandth of the spacing of numbers."""
-        for start, addend in [(1.0, 0.3 / 128), (-1.0, 0.3 / 128), (3.0, -1e-3), (100.0, 0.1), (1e-3, 1e-7)]:
+        for start, addend in [
+            (1.0, 0.3 / 128),
+            (-1.0, 0.3 / 128),
+            (3.0, -1e-3),
+            (100.0, 0.1),
+            (1e-3, 1e-7),
+        ]:
             w = torch.full((1 << 20,), start, dtype=torch.bfloat16)
             base = w[0].double().item()
             add_stochastically(w, torch.full((1 << 20,), addend))
@@ -137,7 +172,9 @@ class TestStochasticRounding:
         assert torch.equal(w, torch.full((4,), 2.0, dtype=torch.bfloat16))
 
     def test_small_steps_are_not_lost(self) -> None:
-        """A step of a thousandth of a weight is below bfloat16's spacing: rounded to nearest, it never happens."""
+        """A step of a thousandth of a weight is below bfloat16's spacing: rounded to nearest, it
+        never happens.
+        """
         moved = {}
         for stochastic in (False, True):
             w = nn.Parameter(torch.full((4096,), 4.0, dtype=torch.bfloat16))

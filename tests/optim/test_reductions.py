@@ -1,4 +1,6 @@
-"""Special settings are known methods; and the batched kernel is the core's one update, parameter by parameter."""
+"""Special settings are known methods; and the batched kernel is the core's one update, parameter by
+parameter.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ LR = 0.01
 
 
 def drive(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Feed gradients to the only parameter and return each change of it, divided by the learning rate."""
+    """Feed gradients to the only parameter and return each change of it, divided by the learning
+    rate.
+    """
     parameter = optimizer.param_groups[0]["params"][0]
     changes = []
     for gradient in gradients:
@@ -38,7 +42,10 @@ def parameter(*shape: int) -> nn.Parameter:
 
 def gradients(*shape: int, steps: int = 40) -> Tensor:
     """Return gradients whose entries differ in size by orders of magnitude."""
-    return torch.randn(steps, *shape, dtype=torch.float64) * torch.randn(shape, dtype=torch.float64).mul(2).exp()
+    return (
+        torch.randn(steps, *shape, dtype=torch.float64)
+        * torch.randn(shape, dtype=torch.float64).mul(2).exp()
+    )
 
 
 PLAIN: dict[str, Any] = {
@@ -53,7 +60,12 @@ PLAIN: dict[str, Any] = {
 }
 
 
-VECTOR: dict[str, Any] = {**PLAIN, "maps": "quadratic", "eigenvalues": "kronecker", "relative_damping": False}
+VECTOR: dict[str, Any] = {
+    **PLAIN,
+    "maps": "quadratic",
+    "eigenvalues": "kronecker",
+    "relative_damping": False,
+}
 VECTOR["damping"] = 1e-30
 """By these eigenvalues, vectors follow the paper's rule as matrices do, with all its options."""
 
@@ -65,7 +77,12 @@ class TestKnownMethods:
         """With beta1 = 0 this is RMSprop with bias correction."""
         w, gs = parameter(*shape), gradients(*shape)
         twin = nn.Parameter(w.detach().clone())
-        drive(Spectral([w], structure="diagonal", lr=LR, betas=(beta1, 0.95), eps=0.0, weight_decay=0.0), gs)
+        drive(
+            Spectral(
+                [w], structure="diagonal", lr=LR, betas=(beta1, 0.95), eps=0.0, weight_decay=0.0
+            ),
+            gs,
+        )
         drive(torch.optim.Adam([twin], lr=LR, betas=(beta1, 0.95), eps=0.0), gs)
         assert_close(w, twin, rtol=0, atol=1e-12)
 
@@ -73,7 +90,9 @@ class TestKnownMethods:
         """After NAdam's warm-up of the momentum, which is over soon with this decay."""
         w, gs = parameter(9), gradients(9, steps=400)
         nesterov = drive(Spectral([w], **{**VECTOR, "nesterov": True}), gs)
-        twin = torch.optim.NAdam([nn.Parameter(w.detach().clone())], LR, (0.9, 0.95), eps=0.0, momentum_decay=1.0)
+        twin = torch.optim.NAdam(
+            [nn.Parameter(w.detach().clone())], LR, (0.9, 0.95), eps=0.0, momentum_decay=1.0
+        )
         assert_close(nesterov[-1], drive(twin, gs)[-1], rtol=1e-6, atol=1e-6)
 
     def test_weight_of_the_newest_gradient(self) -> None:
@@ -85,7 +104,9 @@ class TestKnownMethods:
             steps[nesterov] = drive(Spectral([twin], **{**VECTOR, "nesterov": nesterov}), gs)
         for mixed, momentum, newest in zip(steps[0.2], steps[0.0], steps[1.0], strict=True):
             assert_close(mixed, 0.8 * momentum + 0.2 * newest, rtol=1e-9, atol=1e-9)
-        rms = torch.optim.Adam([nn.Parameter(w.detach().clone())], lr=LR, betas=(0.0, 0.95), eps=0.0)
+        rms = torch.optim.Adam(
+            [nn.Parameter(w.detach().clone())], lr=LR, betas=(0.0, 0.95), eps=0.0
+        )
         for newest, adam in zip(steps[1.0], drive(rms, gs), strict=True):
             assert_close(newest, adam, rtol=1e-9, atol=1e-9)
 
@@ -97,7 +118,9 @@ class TestKnownMethods:
         assert_close(w, twin, rtol=0, atol=1e-10)
 
     def test_diagonal_without_bias_correction_is_rmsprop(self) -> None:
-        """Both start from the same second moment; torch starts it at 0, so the first gradient primes ours alike."""
+        """Both start from the same second moment; torch starts it at 0, so the first gradient
+        primes ours alike.
+        """
         w, gs = parameter(9), gradients(9)
         optimizer = Spectral([w], **{**VECTOR, "betas": (0.0, 0.95), "start": 0.0})
         second_moment = gs[0].square().mean()
@@ -121,21 +144,27 @@ class TestKnownMethods:
 
     @pytest.mark.parametrize("shape", [(9,), (6, 4)], ids=str)
     @pytest.mark.parametrize("grafting", ["adam", "rms"])
-    def test_grafting_takes_the_size_and_keeps_the_direction(self, grafting: str, shape: tuple[int, ...]) -> None:
+    def test_grafting_takes_the_size_and_keeps_the_direction(
+        self, grafting: str, shape: tuple[int, ...]
+    ) -> None:
         w, gs = parameter(*shape), gradients(*shape)
         # With "exact", eigenvalues would never forget outliers such as these.
         options = {**(VECTOR if len(shape) == 1 else PLAIN), "maps": cayley}
         grafted = drive(Spectral([w], **{**options, "grafting": grafting}), gs)
         plain = drive(Spectral([nn.Parameter(w.detach().clone())], **options), gs)
         betas = (0.9 if grafting == "adam" else 0.0, 0.95)
-        sizes = drive(torch.optim.Adam([nn.Parameter(w.detach().clone())], lr=LR, betas=betas, eps=0.0), gs)
+        sizes = drive(
+            torch.optim.Adam([nn.Parameter(w.detach().clone())], lr=LR, betas=betas, eps=0.0), gs
+        )
         for ours, direction, size in zip(grafted, plain, sizes, strict=True):
             assert_close(ours.norm(), size.norm(), rtol=1e-7, atol=0)
             assert_close(ours / ours.norm(), direction / direction.norm(), rtol=0, atol=1e-7)
 
     @pytest.mark.parametrize("root", [1.0, 4.0])
     @pytest.mark.parametrize("grafting", ["adam", "rms"])
-    def test_vectors_with_grafting_are_adam_whatever_the_root(self, root: float, grafting: str) -> None:
+    def test_vectors_with_grafting_are_adam_whatever_the_root(
+        self, root: float, grafting: str
+    ) -> None:
         w, gs = parameter(9), gradients(9)
         twin = nn.Parameter(w.detach().clone())
         drive(Spectral([w], root=root, **{**PLAIN, "grafting": grafting, "eps": 0.0}), gs)
@@ -143,12 +172,16 @@ class TestKnownMethods:
         assert_close(w, twin, rtol=0, atol=1e-12)
 
     def test_grafting_survives_rows_without_gradient(self) -> None:
-        """Rows of zeros, as in embeddings: the momentum there is rounding noise, and must not count."""
+        """Rows of zeros, as in embeddings: the momentum there is rounding noise, and must not
+        count.
+        """
         w = nn.Parameter(torch.randn(16, 8))
         gs = torch.randn(30, 16, 8)
         gs[:, 8:] = 0
         optimizer = Spectral([w], **{**PLAIN, "grafting": "adam"})
-        twin = torch.optim.Adam([nn.Parameter(w.detach().clone())], lr=LR, betas=(0.9, 0.95), eps=1e-30)
+        twin = torch.optim.Adam(
+            [nn.Parameter(w.detach().clone())], lr=LR, betas=(0.9, 0.95), eps=1e-30
+        )
         for ours, size in zip(drive(optimizer, gs), drive(twin, gs), strict=True):
             assert_close(ours.norm(), size.norm(), rtol=1e-2, atol=0)
 
@@ -177,7 +210,9 @@ LAYOUT: dict[str, Any] = {"structure": "kronecker", "max_dim": 99, "max_ratio": 
 
 
 class TestCore:
-    """`eigenstep.update` on one matrix at a time, by ordinary linear algebra, is the kernel's oracle."""
+    """`eigenstep.update` on one matrix at a time, by ordinary linear algebra, is the kernel's
+    oracle.
+    """
 
     @pytest.mark.parametrize("rotation", ["bounded", "moore_penrose"])
     @pytest.mark.parametrize("maps", ["exact", "truncated"])
@@ -196,7 +231,12 @@ class TestCore:
         ids=str,
     )
     def test_kernel_learns_what_update_learns(
-        self, shape: tuple[int, ...], options: dict[str, Any], residual: bool, maps: str, rotation: str
+        self,
+        shape: tuple[int, ...],
+        options: dict[str, Any],
+        residual: bool,
+        maps: str,
+        rotation: str,
     ) -> None:
         whole = plan(shape, **{**LAYOUT, **options})
         (layout,) = whole.layouts

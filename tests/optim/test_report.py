@@ -57,9 +57,13 @@ class TestSummary:
         optimizer = Spectral([w])
         optimizer.step()
         state = optimizer.state_dict()["state"][0]
-        assert optimizer.summary()[0].state_bytes == sum(t.numel() * t.element_size() for t in state.values())
+        assert optimizer.summary()[0].state_bytes == sum(
+            t.numel() * t.element_size() for t in state.values()
+        )
 
-    @pytest.mark.parametrize("shape", [(40,), (64, 64), (96, 48), (128, 32), (32, 8, 3, 3)], ids=str)
+    @pytest.mark.parametrize(
+        "shape", [(40,), (64, 64), (96, 48), (128, 32), (32, 8, 3, 3)], ids=str
+    )
     @pytest.mark.parametrize(
         "options",
         [
@@ -79,7 +83,9 @@ class TestSummary:
         ],
         ids=str,
     )
-    def test_work_is_what_torch_counts(self, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    def test_work_is_what_torch_counts(
+        self, shape: tuple[int, ...], options: dict[str, Any]
+    ) -> None:
         w = nn.Parameter(torch.randn(shape))
         w.grad = torch.randn(shape)
         optimizer = Spectral([w], **{"interval": [(0, 2)], **options})

@@ -1,4 +1,6 @@
-"""One parameter that holds several matrices steps exactly as these would; whatever its sides, matrices have bases."""
+"""One parameter that holds several matrices steps exactly as these would; whatever its sides,
+matrices have bases.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ def correlated(shape: tuple[int, ...]) -> Callable[[], Tensor]:
     return lambda: random(*shape) @ mixing
 
 
-def distance(shape: tuple[int, ...], cut: Cut, together: dict[str, Any], alone: dict[str, Any]) -> float:
-    """Return how far the weights of one parameter, and of one for each of its parts, are at most from each other."""
+def distance(
+    shape: tuple[int, ...], cut: Cut, together: dict[str, Any], alone: dict[str, Any]
+) -> float:
+    """Return how far the weights of one parameter, and of one for each of its parts, are at most
+    from each other.
+    """
     whole, gradient = nn.Parameter(random(*shape)), correlated(shape)
     parts = [nn.Parameter(part.clone()) for part in cut(whole.detach())]
     optimizers = Spectral([whole], LR, **together), Spectral(parts, LR, **alone)
@@ -54,7 +60,10 @@ class TestMatricesOfTheirOwn:
             ((3, 13, 5), {"batch_dims": 1}),
             ((2, 4, 3, 2), {"batch_dims": 1, "structure": "axes"}),
             ((3, 3, 2), {"batch_dims": 1, "structure": "full"}),
-            ((3, 6, 4), {"batch_dims": 1, "eigenvalues": "kronecker", "residual": True, "grafting": "adam"}),
+            (
+                (3, 6, 4),
+                {"batch_dims": 1, "eigenvalues": "kronecker", "residual": True, "grafting": "adam"},
+            ),
             ((3, 5, 2, 2), {"batch_dims": 1, "clip": 0.5}),
             ((3, 20, 16), {}),
         ],
@@ -65,7 +74,9 @@ class TestMatricesOfTheirOwn:
         assert distance(shape, torch.unbind, options, alone) < 1e-12
 
     def test_stacked_twice(self) -> None:
-        assert distance((2, 3, 6, 4), lambda x: list(x.flatten(0, 1)), {"batch_dims": 2}, {}) < 1e-12
+        assert (
+            distance((2, 3, 6, 4), lambda x: list(x.flatten(0, 1)), {"batch_dims": 2}, {}) < 1e-12
+        )
 
     @pytest.mark.parametrize("sizes", [(4, 4, 4), (8, 4, 4), (6, 3, 3), (7, 1, 5)], ids=str)
     @pytest.mark.parametrize("dim", [0, 1])
@@ -75,11 +86,15 @@ class TestMatricesOfTheirOwn:
         fused = {"split_sizes": sizes, "split_dim": dim, **options}
         assert distance(shape, lambda x: torch.split(x, sizes, dim), fused, options) < 1e-12
 
-    @pytest.mark.parametrize(("sizes", "heads"), [((12,), 4), ((8, 4), (4, 2)), ((8, 6), (2, 3))], ids=str)
+    @pytest.mark.parametrize(
+        ("sizes", "heads"), [((12,), 4), ((8, 4), (4, 2)), ((8, 6), (2, 3))], ids=str
+    )
     def test_heads(self, sizes: tuple[int, ...], heads: Any) -> None:
         """Also where keys have fewer heads than queries, or others."""
         counts = [heads] if isinstance(heads, int) else heads
-        lengths = [size // count for size, count in zip(sizes, counts, strict=True) for _ in range(count)]
+        lengths = [
+            size // count for size, count in zip(sizes, counts, strict=True) for _ in range(count)
+        ]
         fused = {"split_sizes": sizes, "num_heads": heads}
         assert distance((sum(sizes), 5), lambda x: torch.split(x, lengths), fused, {}) < 1e-12
 
@@ -91,14 +106,21 @@ class TestMatricesOfTheirOwn:
         """1536 rows of 32 would be one; three matrices of 512 are not."""
         sizes = (512, 512, 512)
         assert "times" in plan((1536, 32), split_sizes=sizes, **DEFAULT).describe()
-        assert distance((1536, 32), lambda x: torch.split(x, sizes), {"split_sizes": sizes}, {}) < 1e-12
+        assert (
+            distance((1536, 32), lambda x: torch.split(x, sizes), {"split_sizes": sizes}, {})
+            < 1e-12
+        )
 
-    @pytest.mark.parametrize(("shape", "count"), [((5,), 1), ((3, 4), 2), ((), 1), ((2, 3, 4), 5)], ids=str)
+    @pytest.mark.parametrize(
+        ("shape", "count"), [((5,), 1), ((3, 4), 2), ((), 1), ((2, 3, 4), 5)], ids=str
+    )
     @pytest.mark.parametrize("structure", ["auto", "full", "axes"])
     def test_where_all_axes_count_there_are_only_numbers(
         self, shape: tuple[int, ...], count: int, structure: str
     ) -> None:
-        """Such as biases of experts, in the group of their weights: nothing is mixed across experts."""
+        """Such as biases of experts, in the group of their weights: nothing is mixed across
+        experts.
+        """
         found = plan(shape, structure=structure, batch_dims=count, **DEFAULT)
         assert found.describe() == f"diag {torch.Size(shape).numel()}"
 
@@ -125,12 +147,16 @@ class TestMatricesOfTheirOwn:
         ],
         ids=str,
     )
-    def test_experts_are_recognized_and_convolutions_are_not(self, shape: tuple[int, ...], structure: str) -> None:
+    def test_experts_are_recognized_and_convolutions_are_not(
+        self, shape: tuple[int, ...], structure: str
+    ) -> None:
         assert plan(shape, **DEFAULT).describe() == structure
 
     def test_no_convolution_of_several_outputs_is_taken_for_experts(self) -> None:
         """Kernels up to 128, and outputs that are more than a quarter of it, or of the inputs."""
-        for inputs, kernel in itertools.product((1, 3, 16, 40, 48, 64, 100, 256, 1024), (1, 3, 7, 16, 20, 31, 64, 128)):
+        for inputs, kernel in itertools.product(
+            (1, 3, 16, 40, 48, 64, 100, 256, 1024), (1, 3, 7, 16, 20, 31, 64, 128)
+        ):
             for outputs in (1, 2, 4, 16, 18, 32, 64, 300, 1024):
                 if 4 * outputs > min(inputs, kernel):
                     assert plan((outputs, inputs, kernel), **DEFAULT) == plan(
@@ -148,7 +174,10 @@ class TestMatricesOfTheirOwn:
             ({"batch_dims": -1}, "batch_dims must be"),
             ({"split_dim": 2}, "split_dim must be 0 or 1"),
             ({"split_dim": 1, "split_sizes": [4, 4]}, "split_dim=1 needs matrices"),
-            ({"structure": "full", "split_sizes": [3, 3]}, 'need structure="auto" or "kronecker", got "full"'),
+            (
+                {"structure": "full", "split_sizes": [3, 3]},
+                'need structure="auto" or "kronecker", got "full"',
+            ),
         ],
         ids=str,
     )
@@ -159,11 +188,20 @@ class TestMatricesOfTheirOwn:
 
 
 class TestOrderOfAxes:
-    """Long sides are cut so that blocks hold the longest axis whole, such as the channels of a convolution."""
+    """Long sides are cut so that blocks hold the longest axis whole, such as the channels of a
+    convolution.
+    """
 
     @pytest.mark.parametrize(
         ("shape", "last"),
-        [((8, 12, 3, 3), 1), ((4, 9, 5), 1), ((6, 3, 9), 2), ((4, 3, 5, 2), 2), ((4, 6, 6), 2), ((3, 2, 2, 7, 3), 3)],
+        [
+            ((8, 12, 3, 3), 1),
+            ((4, 9, 5), 1),
+            ((6, 3, 9), 2),
+            ((4, 3, 5, 2), 2),
+            ((4, 6, 6), 2),
+            ((3, 2, 2, 7, 3), 3),
+        ],
         ids=str,
     )
     def test_is_that_of_a_matrix(self, shape: tuple[int, ...], last: int) -> None:
@@ -173,7 +211,10 @@ class TestOrderOfAxes:
 
     def test_stacked(self) -> None:
         cut: Cut = lambda x: [member.movedim(1, -1).flatten(1) for member in x]  # noqa: E731
-        assert distance((3, 4, 6, 2, 2), cut, {"batch_dims": 1, "max_ratio": 1.0}, {"max_ratio": 1.0}) < 1e-12
+        assert (
+            distance((3, 4, 6, 2, 2), cut, {"batch_dims": 1, "max_ratio": 1.0}, {"max_ratio": 1.0})
+            < 1e-12
+        )
 
     def test_steps_are_those_of_the_same_weights(self) -> None:
         """Layouts give back what they took, in its own order."""
@@ -187,7 +228,9 @@ class TestOrderOfAxes:
 class TestUnevenSides:
     @pytest.mark.parametrize("shape", [(13, 4), (4, 13), (7, 7), (5, 3, 3), (11, 2)], ids=str)
     def test_equal_blocks_are_matrices_of_their_own(self, shape: tuple[int, ...]) -> None:
-        """Blocks of one length share a factor, so the parts to compare with are found by the layout itself."""
+        """Blocks of one length share a factor, so the parts to compare with are found by the layout
+        itself.
+        """
         options: dict[str, Any] = {"max_dim": 4, "max_ratio": None}
         whole = plan(shape, **options)
         assert len(whole.layouts) > 1
@@ -195,7 +238,9 @@ class TestUnevenSides:
         def cut(x: Tensor) -> list[Tensor]:
             matrices = x.reshape(whole.units, *whole.matrix) if whole.axis == 0 else None
             assert matrices is not None
-            return [m[slice(*own.rows), slice(*own.cols)] for m in matrices for own in whole.layouts]
+            return [
+                m[slice(*own.rows), slice(*own.cols)] for m in matrices for own in whole.layouts
+            ]
 
         assert distance(shape, cut, options, options) < 1e-12
 
@@ -207,7 +252,9 @@ class TestUnevenSides:
 
     def test_cost_does_not_depend_on_divisibility(self) -> None:
         def summary(rows: int, structure: str) -> tuple[float, float]:
-            (found,) = Spectral([nn.Parameter(torch.empty(rows, 128, device="meta"))], structure=structure).summary()
+            (found,) = Spectral(
+                [nn.Parameter(torch.empty(rows, 128, device="meta"))], structure=structure
+            ).summary()
             return found.state_bytes, found.flops
 
         for structure in ("auto", "kronecker"):
@@ -216,11 +263,15 @@ class TestUnevenSides:
 
     @pytest.mark.parametrize("structure", ["auto", "kronecker"])
     def test_padding_changes_nothing_that_matters(self, structure: str) -> None:
-        """A prime number of rows, and one row more that is never used: the share that padding 50,257 to 50,304 adds."""
+        """A prime number of rows, and one row more that is never used: the share that padding
+        50,257 to 50,304 adds.
+        """
         losses = []
         for rows in (1031, 1032):
             generator = torch.Generator().manual_seed(0)
-            target = torch.randn(1031, 32, generator=generator) @ torch.randn(32, 32, generator=generator)
+            target = torch.randn(1031, 32, generator=generator) @ torch.randn(
+                32, 32, generator=generator
+            )
             table = nn.Parameter(torch.zeros(rows, 32))
             optimizer = Spectral([table], 0.1, weight_decay=0.0, structure=structure)
             for _ in range(60):
@@ -239,7 +290,12 @@ class TestDiagonal:
     @pytest.mark.parametrize("kind", ["dense", "zeros", "rare rows", "missing"])
     @pytest.mark.parametrize("chunk", [3, 1 << 18])
     def test_is_adamw(
-        self, shapes: list[tuple[int, ...]], maximize: bool, kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+        self,
+        shapes: list[tuple[int, ...]],
+        maximize: bool,
+        kind: str,
+        chunk: int,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr("eigenstep.optim.diagonal.CHUNK", chunk)
         ours = [nn.Parameter(random(*shape)) for shape in shapes]
@@ -261,9 +317,13 @@ class TestDiagonal:
             for w, twin in zip(ours, theirs, strict=True):
                 assert (w - twin).abs().max() < 1e-12
 
-    @pytest.mark.parametrize("options", [{"clip": 1e6}, {"lr": torch.tensor(LR, dtype=torch.float64)}], ids=str)
+    @pytest.mark.parametrize(
+        "options", [{"clip": 1e6}, {"lr": torch.tensor(LR, dtype=torch.float64)}], ids=str
+    )
     def test_every_way_to_move_is_the_same(self, options: dict[str, Any]) -> None:
-        """In place, or by steps that are made first: for a limit of their length, or rates on a device."""
+        """In place, or by steps that are made first: for a limit of their length, or rates on a
+        device.
+        """
         ours, theirs = (nn.Parameter(torch.ones(7, dtype=torch.float64)) for _ in range(2))
         optimizers = (
             Spectral([ours], **{"lr": LR, "betas": (0.9, 0.95), **options}),

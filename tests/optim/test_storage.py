@@ -1,4 +1,6 @@
-"""State in 8 bits, on the host, or without bases (more of these in `test_portrait`): what is lost, and what is not."""
+"""State in 8 bits, on the host, or without bases (more of these in `test_portrait`): what is lost,
+and what is not.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ class TestTwoBytes:
 
     @pytest.mark.parametrize("options", [{}, {"state_dtype": torch.bfloat16}], ids=str)
     def test_averages_of_any_speed_are_those_of_float32(self, options: dict[str, Any]) -> None:
-        """Rounded to the nearest number, an average that changes by a thousandth would stand still."""
+        """Rounded to the nearest number, an average that changes by a thousandth would
+        stand still.
+        """
         kinds = (options, {"state_dtype": torch.float32})
         two, four = ([nn.Parameter(torch.zeros(32, 32))] for _ in kinds)
         (two_bytes, four_bytes) = (
@@ -98,8 +102,14 @@ class TestTwoBytes:
                 param[0].grad = 0.1 * torch.randn(32, 32, generator=generator)
                 optimizer.step()
         found, expected = two_bytes.state[two[0]], four_bytes.state[four[0]]
-        assert (found["second_moment"].dtype, expected["second_moment"].dtype) == (torch.bfloat16, torch.float32)
-        levels = [s["second_moment"].double().mean() * s["scale"].double().square() for s in (found, expected)]
+        assert (found["second_moment"].dtype, expected["second_moment"].dtype) == (
+            torch.bfloat16,
+            torch.float32,
+        )
+        levels = [
+            s["second_moment"].double().mean() * s["scale"].double().square()
+            for s in (found, expected)
+        ]
         assert (levels[0] / levels[1]).item() == pytest.approx(1.0, abs=0.02)
 
     def test_rounding_is_right_on_average_and_never_beyond_the_format(self) -> None:
@@ -121,16 +131,34 @@ class TestTwoBytes:
         """But for roundings."""
         two, four = parameters(), parameters()
         moved = [
-            torch.cat([(w - start).flatten() for w, start in zip(go(params, made, 0, 40), parameters(), strict=True)])
-            for params, made in ((two, Spectral(two)), (four, Spectral(four, state_dtype=torch.float32)))
+            torch.cat(
+                [
+                    (w - start).flatten()
+                    for w, start in zip(go(params, made, 0, 40), parameters(), strict=True)
+                ]
+            )
+            for params, made in (
+                (two, Spectral(two)),
+                (four, Spectral(four, state_dtype=torch.float32)),
+            )
         ]
-        assert torch.linalg.vector_norm(moved[0] - moved[1]) <= 0.01 * torch.linalg.vector_norm(moved[1])
+        assert torch.linalg.vector_norm(moved[0] - moved[1]) <= 0.01 * torch.linalg.vector_norm(
+            moved[1]
+        )
 
     @pytest.mark.parametrize("width", [256, 384, 768])
     def test_state_takes_16_bytes_a_weight(self, width: int) -> None:
-        block = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width), (width,)]
+        block = [
+            (3 * width, width),
+            (width, width),
+            (4 * width, width),
+            (width, 4 * width),
+            (width,),
+        ]
         count = sum(torch.Size(size).numel() for size in block)
-        reports = Spectral([nn.Parameter(torch.empty(size, device="meta")) for size in block]).summary()
+        reports = Spectral(
+            [nn.Parameter(torch.empty(size, device="meta")) for size in block]
+        ).summary()
         assert sum(report.state_bytes for report in reports) <= 16 * count
 
 
@@ -147,7 +175,9 @@ def test_other_momenta(betas: tuple[float, float], structure: str) -> None:
     streams = named_streams((40, 32), 0)
     made = {"betas": betas, "weight_decay": 0.0, "structure": structure}
     for name in ("1, then 1e-6", "1 % of the entries", "spikes", "rows in turn"):
-        ours, wide = (moves(lambda w, o=o: Spectral(w, LR, **made, **o), streams[name]) for o in (EIGHT, {}))
+        ours, wide = (
+            moves(lambda w, o=o: Spectral(w, LR, **made, **o), streams[name]) for o in (EIGHT, {})
+        )
         assert ours.longest <= max(3, 1.3 * wide.longest), name
         assert ours.total <= max(0.1, 1.3 * wide.total, 0.2 * wide.way), name
 
@@ -155,8 +185,15 @@ def test_other_momenta(betas: tuple[float, float], structure: str) -> None:
 def test_memory_of_usual_shapes() -> None:
     """Also told before the first step, and of weights that are nowhere."""
     width = 768
-    block: list[tuple[int, ...]] = [(width, width)] * 4 + [(4 * width, width), (width, 4 * width), (4 * width,)]
-    shapes = {"vit": [(width, width), *block * 2, (1000, width)], "gpt": [(50304, width), *block * 2]}
+    block: list[tuple[int, ...]] = [(width, width)] * 4 + [
+        (4 * width, width),
+        (width, 4 * width),
+        (4 * width,),
+    ]
+    shapes = {
+        "vit": [(width, width), *block * 2, (1000, width)],
+        "gpt": [(50304, width), *block * 2],
+    }
     for model, sizes in shapes.items():
         count = sum(torch.Size(size).numel() for size in sizes)
         params = [nn.Parameter(torch.empty(size, device="meta")) for size in sizes]
@@ -175,7 +212,9 @@ def test_small_ones_stay_as_they_were() -> None:
 
 @pytest.mark.parametrize("options", [EIGHT, {"offload": True}, {**EIGHT, "offload": True}], ids=str)
 @pytest.mark.parametrize("foreach", [None, False])
-def test_checkpoints_go_on_with_the_same_bits(options: dict[str, Any], foreach: bool | None) -> None:
+def test_checkpoints_go_on_with_the_same_bits(
+    options: dict[str, Any], foreach: bool | None
+) -> None:
     params = parameters()
     optimizer = Spectral(params, foreach=foreach, **options)
     middle = go(params, optimizer, 0, 4)
@@ -213,7 +252,9 @@ def test_gradients_that_come_and_go() -> None:
 
 
 def test_parameters_that_change_rounds_take_their_state_along() -> None:
-    """Ranks step large networks in rounds, and which one a parameter is in depends on what else has a gradient."""
+    """Ranks step large networks in rounds, and which one a parameter is in depends on what else has
+    a gradient.
+    """
     params = parameters()[:2]
     optimizer = Spectral(params)
     go(params, optimizer, 0, 1)
@@ -245,7 +286,9 @@ def test_what_cannot_be_is_refused() -> None:
     go(params, optimizer, 0, 1)
     saved = optimizer.state_dict()
     saved["state"][0] = {**saved["state"][0], "momentum": saved["state"][0]["momentum"].float()}
-    with pytest.raises(ValueError, match=r"momentum of group 0 #0 must be torch\.int8, got torch\.float32"):
+    with pytest.raises(
+        ValueError, match=r"momentum of group 0 #0 must be torch\.int8, got torch\.float32"
+    ):
         optimizer.load_state_dict(saved)
 
 
@@ -263,22 +306,48 @@ def test_single_rows_among_fused_matrices(sizes: tuple[int, ...], bases: bool) -
     if bases:
         assert_same_state(one, two)
     else:
-        entries = [name for name in two["state"][0] if name.startswith(("step", "turns", "scale", "momentum"))]
-        torch.testing.assert_close(*({name: found["state"][0][name] for name in entries} for found in (one, two)))
+        entries = [
+            name
+            for name in two["state"][0]
+            if name.startswith(("step", "turns", "scale", "momentum"))
+        ]
+        torch.testing.assert_close(
+            *({name: found["state"][0][name] for name in entries} for found in (one, two))
+        )
 
 
 DAMAGES: list[tuple[str, Callable[[Tensor], Any], str]] = [
     ("momentum", Tensor.short, "momentum of .* must be torch.int8, got torch.int16"),
     ("momentum", Tensor.float, "momentum of .* must be torch.int8, got torch.float32"),
     ("momentum", Tensor.to_sparse, "momentum of .* must have all its numbers"),
-    ("second_moment", lambda x: x.view(torch.int8), "second_moment of .* must be torch.uint8, got torch.int8"),
-    ("second_moment", Tensor.tolist, r"second_moment of .* must have shape \(1, 1, 40, 40\), got \(\)"),
+    (
+        "second_moment",
+        lambda x: x.view(torch.int8),
+        "second_moment of .* must be torch.uint8, got torch.int8",
+    ),
+    (
+        "second_moment",
+        Tensor.tolist,
+        r"second_moment of .* must have shape \(1, 1, 40, 40\), got \(\)",
+    ),
     ("momentum_unit", Tensor.neg, "momentum_unit of .* must not be negative"),
     ("momentum_unit", lambda x: x * math.nan, "momentum_unit of .* must be finite"),
-    ("second_moment_unit", lambda x: x[:, :1], r"second_moment_unit of .* must have shape \(1, 7\), got \(1, 1\)"),
+    (
+        "second_moment_unit",
+        lambda x: x[:, :1],
+        r"second_moment_unit of .* must have shape \(1, 7\), got \(1, 1\)",
+    ),
     ("portrait", lambda x: x * math.nan, "portrait of .* must be finite"),
-    ("portrait", lambda x: x[..., 1:], r"portrait of .* must have shape \(1, 1, 40, 40\), got \(1, 1, 40, 39\)"),
-    ("portrait", Tensor.short, "portrait of .* must be a real floating-point tensor, got torch.int16"),
+    (
+        "portrait",
+        lambda x: x[..., 1:],
+        r"portrait of .* must have shape \(1, 1, 40, 40\), got \(1, 1, 40, 39\)",
+    ),
+    (
+        "portrait",
+        Tensor.short,
+        "portrait of .* must be a real floating-point tensor, got torch.int16",
+    ),
 ]
 
 
@@ -299,7 +368,10 @@ def test_damaged_codes_change_nothing(
     optimizer = Spectral([w], state_dtype=torch.int8, offload=offload)
     w.grad = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
     optimizer.step()
-    before, saved = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(optimizer.state_dict(bases=bases))
+    before, saved = (
+        copy.deepcopy(optimizer.state_dict()),
+        copy.deepcopy(optimizer.state_dict(bases=bases)),
+    )
     saved["state"][0][name] = spoil(saved["state"][0][name])
     with pytest.raises(ValueError, match=message):
         optimizer.load_state_dict(saved)
@@ -317,11 +389,18 @@ MODES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", MODES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_finite_gradients_leave_finite_weights_and_state(dtype: torch.dtype, options: dict[str, Any]) -> None:
+def test_finite_gradients_leave_finite_weights_and_state(
+    dtype: torch.dtype, options: dict[str, Any]
+) -> None:
     limits, generator = torch.finfo(dtype), torch.Generator().manual_seed(0)
     for extreme in EXTREMES.values():
-        weights = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in ((40, 32), (1500,), (2, 20, 32))]
-        optimizer = Spectral([{"params": weights[:1], "num_heads": 2}, {"params": weights[1:]}], LR, **options)
+        weights = [
+            nn.Parameter(torch.zeros(shape, dtype=dtype))
+            for shape in ((40, 32), (1500,), (2, 20, 32))
+        ]
+        optimizer = Spectral(
+            [{"params": weights[:1], "num_heads": 2}, {"params": weights[1:]}], LR, **options
+        )
         for t in range(6):
             for w in weights:
                 draw = torch.randn(w.shape, generator=generator, dtype=torch.float64)

@@ -1,4 +1,6 @@
-"""Gradients that swing across a valley are trusted less than noisy ones: longer memory, and no weight of their own."""
+"""Gradients that swing across a valley are trusted less than noisy ones: longer memory, and no
+weight of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,14 @@ from eigenstep.optim import kernel
 
 
 def moved(steps: int = 100) -> tuple[float, float]:
-    """Step along a valley whose walls send gradients to and fro; return the last step across, and the way along."""
+    """Step along a valley whose walls send gradients to and fro; return the last step across, and
+    the way along.
+    """
     torch.manual_seed(0)
-    across, along = (torch.nn.functional.normalize(torch.randn(12, 8).flatten(), dim=0).view(12, 8) for _ in range(2))
+    across, along = (
+        torch.nn.functional.normalize(torch.randn(12, 8).flatten(), dim=0).view(12, 8)
+        for _ in range(2)
+    )
     weight = nn.Parameter(torch.zeros(12, 8))
     optimizer = Spectral([weight], lr=1.0, weight_decay=0.0)
     before = weight.detach().clone()
@@ -26,7 +33,9 @@ def moved(steps: int = 100) -> tuple[float, float]:
     return (last * across).sum().abs().item(), -(weight.detach() * along).sum().item()
 
 
-def test_steps_across_a_valley_are_damped_and_those_along_it_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_across_a_valley_are_damped_and_those_along_it_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     swing, way = moved()
     monkeypatch.setattr(kernel, "NO_TRUST", 2.0)
     restless, slow = moved()
@@ -58,7 +67,9 @@ def test_zero_gradients_say_nothing() -> None:
     assert optimizer.state[weight]["agreement"].equal(before)
 
 
-@pytest.mark.parametrize("options", [{"grafting": None}, {"betas": (0.0, 0.95)}, {"root": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"grafting": None}, {"betas": (0.0, 0.95)}, {"root": 1.0}], ids=str
+)
 def test_only_steps_sized_by_descent_with_momentum_look(options: dict[str, object]) -> None:
     weight = nn.Parameter(torch.zeros(4, 3))
     optimizer = Spectral([weight], lr=1e-3, **options)  # type: ignore[arg-type]

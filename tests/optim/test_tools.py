@@ -72,7 +72,9 @@ class TestSchedulers:
         known = {
             name
             for name, item in vars(lr_scheduler).items()
-            if inspect.isclass(item) and issubclass(item, lr_scheduler.LRScheduler) and not name.startswith("_")
+            if inspect.isclass(item)
+            and issubclass(item, lr_scheduler.LRScheduler)
+            and not name.startswith("_")
         }
         assert known - {"LRScheduler"} == set(MAKE)
 
@@ -82,7 +84,9 @@ class TestSchedulers:
         if name == "ReduceLROnPlateau" and isinstance(lr, torch.Tensor):
             pytest.skip("torch's ReduceLROnPlateau compares learning rates as numbers")
         problem = Problem([(6, 4), (5,)])
-        optimizer = Spectral(problem.parameters, lr.clone() if isinstance(lr, torch.Tensor) else lr, weight_decay=0.0)
+        optimizer = Spectral(
+            problem.parameters, lr.clone() if isinstance(lr, torch.Tensor) else lr, weight_decay=0.0
+        )
         reference = Problem([(6, 4), (5,)])
         plain = Spectral(reference.parameters, LR, weight_decay=0.0)
         scheduler = MAKE[name](optimizer)
@@ -122,7 +126,9 @@ class TestTensorLearningRate:
 
 class TestAmp:
     def test_grad_scaler(self) -> None:
-        """Scaling by a power of two changes nothing, and a step with infinite gradients is left out."""
+        """Scaling by a power of two changes nothing, and a step with infinite gradients is left
+        out.
+        """
         problem = Problem()
         optimizer = Spectral(problem.parameters, LR, nonfinite="ignore")
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
@@ -135,7 +141,9 @@ class TestAmp:
             scaler.step(optimizer)
             scaler.update()
         assert scaler.get_scale() == 2.0**9
-        assert equal(problem.snapshot(), final(lambda ps: Spectral(ps, LR, nonfinite="ignore"), steps=5))
+        assert equal(
+            problem.snapshot(), final(lambda ps: Spectral(ps, LR, nonfinite="ignore"), steps=5)
+        )
 
     def test_autocast(self) -> None:
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))

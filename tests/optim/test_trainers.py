@@ -32,7 +32,9 @@ def network() -> nn.Module:
 
 
 def by_hand(epochs: int) -> tuple[nn.Module, list[float]]:
-    """Train with a plain loop, the reference for all others: batches of 16 in order, rates that fall."""
+    """Train with a plain loop, the reference for all others: batches of 16 in order, rates that
+    fall.
+    """
     model, losses = network(), []
     optimizer = Spectral(model.parameters(), 0.02)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
@@ -79,7 +81,10 @@ class TestLightning:
             def configure_optimizers(self) -> Any:
                 optimizer = Spectral(self.network.parameters(), 0.02)
                 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
-                return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+                return {
+                    "optimizer": optimizer,
+                    "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+                }
 
         return Regression()
 
@@ -108,9 +113,19 @@ class TestAccelerate:
         model = network()
         optimizer = Spectral(model.parameters(), 0.02)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
-        return accelerator, *accelerator.prepare(model, optimizer, DataLoader(data(), batch_size=16), scheduler)
+        return accelerator, *accelerator.prepare(
+            model, optimizer, DataLoader(data(), batch_size=16), scheduler
+        )
 
-    def run(self, epochs: int, accelerator: Any, model: nn.Module, optimizer: Any, loader: Any, scheduler: Any) -> None:
+    def run(
+        self,
+        epochs: int,
+        accelerator: Any,
+        model: nn.Module,
+        optimizer: Any,
+        loader: Any,
+        scheduler: Any,
+    ) -> None:
         for _ in range(epochs):
             for x, y in loader:
                 with accelerator.accumulate(model):
@@ -155,7 +170,9 @@ class TestTransformers:
             report_to=[],
             disable_tqdm=True,
         )
-        trainer = transformers.Trainer(model, arguments, train_dataset=EXAMPLES, optimizers=(optimizer, scheduler))
+        trainer = transformers.Trainer(
+            model, arguments, train_dataset=EXAMPLES, optimizers=(optimizer, scheduler)
+        )
         trainer.train(resume_from_checkpoint=resume)
         return model
 
@@ -164,6 +181,10 @@ class TestTransformers:
         texts = (torch.arange(32)[:, None] + 3 * torch.arange(12)) % 32
         with torch.no_grad():
             logits = whole(texts).logits
-        assert cross_entropy(logits[:, :-1].flatten(0, 1), texts[:, 1:].flatten()) < 1.5, "guessing costs log(32) = 3.5"
-        resumed = self.trained(tmp_path / "again", steps=40, resume=str(tmp_path / "whole" / "checkpoint-10"))
+        assert cross_entropy(logits[:, :-1].flatten(0, 1), texts[:, 1:].flatten()) < 1.5, (
+            "guessing costs log(32) = 3.5"
+        )
+        resumed = self.trained(
+            tmp_path / "again", steps=40, resume=str(tmp_path / "whole" / "checkpoint-10")
+        )
         assert_same(resumed, whole)

@@ -26,14 +26,20 @@ RECIPES: dict[str, tuple[Callable[..., Spectral], dict[str, Any]]] = {
 
 
 def stream(shape: Shape, steps: int, seed: int = 0, scale: float = 0.3) -> Array:
-    """Return gradients that are correlated along every axis, of uneven size, with a drift and louder phases."""
+    """Return gradients that are correlated along every axis, of uneven size, with a drift and
+    louder phases.
+    """
     random = np.random.default_rng([seed, *shape])
     gradients = random.standard_normal((steps, *shape))
     for axis, n in enumerate(shape, start=1):
         mixing = np.linalg.qr(random.standard_normal((n, n)))[0] * np.geomspace(1, 4, n)
         gradients = np.moveaxis(np.tensordot(gradients, mixing, (axis, 0)), -1, axis)
     loudness = np.exp(np.sin(np.arange(steps)))
-    return scale * (gradients + 0.5 * random.standard_normal(shape)) * loudness.reshape(-1, *[1] * len(shape))
+    return (
+        scale
+        * (gradients + 0.5 * random.standard_normal(shape))
+        * loudness.reshape(-1, *[1] * len(shape))
+    )
 
 
 def assert_same(
@@ -47,22 +53,22 @@ def assert_same(
     units: Sequence[float] | None = None,
     **options: Any,
 ) -> None:
-    """Assert that both move parameters alike: differences at any time are small compared with the whole move.
+    """Assert that both move parameters alike: differences at any time are small compared with the
+    whole move.
 
-    Args:
-        shapes: shape of the parameter, or of several.
-        recipe: a key of ``RECIPES``.
-        steps: how many.
-        tolerance: the largest difference, relative to the largest move of each parameter.
-        gradients: for each step those of all parameters; :func:`stream` by default.
-        curvature: for each step the vectors given to it, by number of the parameter.
-        units: numbers by which the library's gradients are multiplied, one for each parameter, but the oracle's are
-            not: most options make steps that do not depend on them.
-        **options: arguments of ``Spectral`` that differ from the recipe's.
+    Args: shapes: shape of the parameter, or of several. recipe: a key of ``RECIPES``. steps: how
+        many. tolerance: the largest difference, relative to the largest move of each parameter.
+        gradients: for each step those of all parameters; :func:`stream` by default. curvature: for
+        each step the vectors given to it, by number of the parameter. units: numbers by which the
+        library's gradients are multiplied, one for each parameter, but the oracle's are not: most
+        options make steps that do not depend on them. **options: arguments of ``Spectral`` that
+        differ from the recipe's.
     """
     shapes = [shapes] if isinstance(shapes, tuple) else list(shapes)
     units = units or [1.0] * len(shapes)
-    gradients = gradients or list(zip(*(stream(s, steps, at) for at, s in enumerate(shapes)), strict=True))
+    gradients = gradients or list(
+        zip(*(stream(s, steps, at) for at, s in enumerate(shapes)), strict=True)
+    )
     steps = min(steps, LONGEST)
     build, defaults = RECIPES[recipe]
     starts = [np.array(stream(shape, 1, 77)[0]) for shape in shapes]
@@ -79,8 +85,12 @@ def assert_same(
         vectors = curvature[at] if curvature else {}
         optimizer.step(curvature={params[number]: torch.tensor(v) for number, v in vectors.items()})
         oracle.step(list(gradients[at]), vectors)
-        apart = [abs(p.detach().numpy() - array).max() for p, array in zip(params, arrays, strict=True)]
+        apart = [
+            abs(p.detach().numpy() - array).max() for p, array in zip(params, arrays, strict=True)
+        ]
         differences = np.maximum(differences, apart)
-    moves = np.array([abs(array - start).max() for array, start in zip(arrays, starts, strict=True)])
+    moves = np.array(
+        [abs(array - start).max() for array, start in zip(arrays, starts, strict=True)]
+    )
     assert (moves > 0).all(), "nothing moved"
     assert (differences <= tolerance * moves).all(), f"relative differences {differences / moves}"

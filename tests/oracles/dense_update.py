@@ -1,4 +1,6 @@
-"""``update`` written out for one matrix ``S``: curvature as an ordinary matrix, loops over factors, numpy."""
+"""``update`` written out for one matrix ``S``: curvature as an ordinary matrix, loops over factors,
+numpy.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from .formulas import Array, factor_curvature, newton_schulz, unit_determinant
 
 @dataclass
 class Piece:
-    """A factor ``B Diag(d) B^T``; ``B`` is ``None`` for diagonal ones, ``tied`` says that all ``d`` are the same."""
+    """A factor ``B Diag(d) B^T``; ``B`` is ``None`` for diagonal ones, ``tied`` says that all ``d``
+    are the same.
+    """
 
     d: Array
     B: Array | None = None
@@ -33,7 +37,9 @@ class Matrix:
     pieces: list[Piece]
 
     def dense(self) -> Array:
-        factors = [p.B @ np.diag(p.d) @ p.B.T if p.B is not None else np.diag(p.d) for p in self.pieces]
+        factors = [
+            p.B @ np.diag(p.d) @ p.B.T if p.B is not None else np.diag(p.d) for p in self.pieces
+        ]
         return (self.alpha or 1.0) * reduce(np.kron, factors)
 
     def basis(self) -> Array:
@@ -62,7 +68,10 @@ def curvature_matrix(S: Matrix, curvature: Dense | OuterProducts) -> Array:
         return curvature.matrix.numpy()
     vectors = curvature.vectors.numpy().reshape(len(curvature.vectors), -1)
     weights = np.ones(len(vectors)) if curvature.weights is None else curvature.weights.numpy()
-    return sum(w * np.outer(v, v) for w, v in zip(weights, vectors, strict=True)) + float(curvature.shift) * S.dense()
+    return (
+        sum(w * np.outer(v, v) for w, v in zip(weights, vectors, strict=True))
+        + float(curvature.shift) * S.dense()
+    )
 
 
 def update(
@@ -97,7 +106,9 @@ def update(
             for _ in range(sweeps):
                 Q = orthogonal(generator(piece.d, turned))
                 turned = Q.T @ turned @ Q
-                piece = replace(piece, B=newton_schulz(piece.B @ Q) if reorthonormalized else piece.B @ Q)
+                piece = replace(
+                    piece, B=newton_schulz(piece.B @ Q) if reorthonormalized else piece.B @ Q
+                )
             if rayleigh:
                 h = h + np.diag(turned) - np.diag(A)
             piece = replace(piece, M=None if piece.M is None else turned)
@@ -106,7 +117,9 @@ def update(
 
 
 def normalize(alpha: float, pieces: list[Piece]) -> Matrix:
-    """Give all factors determinant one; the mean of the logarithms of what they lose goes to ``alpha``."""
+    """Give all factors determinant one; the mean of the logarithms of what they lose goes to
+    ``alpha``.
+    """
     unit, means = [], []
     for piece in pieces:
         d, mean = unit_determinant(piece.d)
@@ -116,7 +129,9 @@ def normalize(alpha: float, pieces: list[Piece]) -> Matrix:
 
 
 def assert_equal(S: Full | Diagonal | Kronecker, expected: Matrix, tolerance: float = 1e-9) -> None:
-    """Assert that all parts of a matrix of the library are as expected, relative to the largest entry of each."""
+    """Assert that all parts of a matrix of the library are as expected, relative to the largest
+    entry of each.
+    """
     found = read(S)
     pairs = [(np.array(found.alpha or 1.0), np.array(expected.alpha or 1.0))]
     for piece, wanted in zip(found.pieces, expected.pieces, strict=True):

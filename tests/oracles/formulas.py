@@ -1,8 +1,10 @@
-"""The formulas of one matrix at a time, with numpy and loops over pairs of eigenvectors: what the library must equal.
+"""The formulas of one matrix at a time, with numpy and loops over pairs of eigenvectors: what the
+library must equal.
 
-Nothing here is fast, batched or guarded against overflow, and nothing is imported from the library. Names are those of
-the paper: ``W`` curvature in eigen-coordinates, ``A`` its average with the past, ``N`` the skew-symmetric generator,
-``Q`` the rotation, ``d`` eigenvalues, ``beta`` a rate, ``gamma`` the decay.
+Nothing here is fast, batched or guarded against overflow, and nothing is imported from the library.
+Names are those of the paper: ``W`` curvature in eigen-coordinates, ``A`` its average with the past,
+``N`` the skew-symmetric generator, ``Q`` the rotation, ``d`` eigenvalues, ``beta`` a rate,
+``gamma`` the decay.
 """
 
 from __future__ import annotations
@@ -18,12 +20,18 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Format:
-    """Number format of bases: exact (that is, float64), or bfloat16, whose products are float32 sums, then rounded."""
+    """Number format of bases: exact (that is, float64), or bfloat16, whose products are float32
+    sums, then rounded.
+    """
 
     half: bool = False
 
     def round(self, x: Array) -> Array:
-        return torch.from_numpy(np.array(x)).to(torch.bfloat16).double().numpy() if self.half else np.array(x)
+        return (
+            torch.from_numpy(np.array(x)).to(torch.bfloat16).double().numpy()
+            if self.half
+            else np.array(x)
+        )
 
     def wide(self, x: Array) -> Array:
         """Return numbers in the format in which half precision is computed."""
@@ -37,7 +45,9 @@ EXACT = Format()
 
 
 def bounded(A: Array, *, pairwise: bool = False) -> Array:
-    """``N_ij = -A_ij sgn(D) / (|D| + sqrt(D^2 + 4 e))`` with ``D = A_ii - A_jj``, and sgn(0) = 1 for i < j."""
+    """``N_ij = -A_ij sgn(D) / (|D| + sqrt(D^2 + 4 e))`` with ``D = A_ii - A_jj``, and sgn(0) = 1
+    for i < j.
+    """
     n = len(A)
     rows = [sum(A[i, k] ** 2 for k in range(n) if k != i) for i in range(n)]
     N = np.zeros((n, n))
@@ -53,7 +63,9 @@ def bounded(A: Array, *, pairwise: bool = False) -> Array:
 
 
 def moore_penrose(d: Array, A: Array, gap: float) -> Array:
-    """``N_ij = -A_ij / (2 (d_i - d_j))``, zero where eigenvalues differ by no more than ``gap`` times the larger."""
+    """``N_ij = -A_ij / (2 (d_i - d_j))``, zero where eigenvalues differ by no more than ``gap``
+    times the larger.
+    """
     n = len(A)
     N = np.zeros((n, n))
     for i in range(n):
@@ -79,7 +91,9 @@ def cayley(N: Array, form: Format = EXACT) -> Array:
 
 
 def shortened(N: Array, Y: Array, cap: float | None, form: Format) -> tuple[Array, Array]:
-    """Shorten ``N``, and ``Y = N^2`` with it, so that ``||N^2||_F^(1/2)``, a bound on its norm, is at most ``cap``."""
+    """Shorten ``N``, and ``Y = N^2`` with it, so that ``||N^2||_F^(1/2)``, a bound on its norm, is
+    at most ``cap``.
+    """
     if cap is None:
         return N, Y
     factor = form.round(np.array(min(1.0, cap / max(np.linalg.norm(Y) ** 0.5, 1e-300))))
@@ -87,7 +101,9 @@ def shortened(N: Array, Y: Array, cap: float | None, form: Format) -> tuple[Arra
 
 
 def truncated_cayley(N: Array, cap: float | None, form: Format = EXACT) -> Array:
-    """``(I + N)^2 (I + N^2)(I + N^4)``; in half precision as ``(I + Y)(I + Y^2)(I + Y + 2N)``, ``Y = N^2``."""
+    """``(I + N)^2 (I + N^2)(I + N^4)``; in half precision as ``(I + Y)(I + Y^2)(I + Y + 2N)``, ``Y
+    = N^2``.
+    """
     identity = np.eye(len(N))
     N, Y = shortened(N, form.product(N, N), cap, form)
     if not form.half:
@@ -97,7 +113,9 @@ def truncated_cayley(N: Array, cap: float | None, form: Format = EXACT) -> Array
 
 
 def quadratic_cayley(N: Array, cap: float | None, form: Format = EXACT) -> Array:
-    """``I + 2cN + 2N^2``, the Cayley map to second order; if only one plane turns, ``c`` keeps its vectors' lengths."""
+    """``I + 2cN + 2N^2``, the Cayley map to second order; if only one plane turns, ``c`` keeps its
+    vectors' lengths.
+    """
     Y = form.product(N, N)
     factor = 1.0 if cap is None else min(1.0, cap / max(np.linalg.norm(Y) ** 0.5, 1e-300))
     length = -np.trace(Y)  # ||N||^2
@@ -113,7 +131,8 @@ def newton_schulz(B: Array, form: Format = EXACT) -> Array:
 
 
 def rate(beta: float, t: float, start: float) -> float:
-    """Weight of the ``t``-th term of a running average, ``(1 - beta) / (1 - beta^(1 + (t - 1)/start))``.
+    """Weight of the ``t``-th term of a running average, ``(1 - beta) / (1 - beta^(1 + (t -
+    1)/start))``.
 
     With ``start = 1`` that is Adam's bias correction; with ``start = 0`` there is none.
     """
@@ -121,7 +140,8 @@ def rate(beta: float, t: float, start: float) -> float:
 
 
 def factor_curvature(H: Array, d: list[Array], at: int) -> Array:
-    """Return ``W`` of one Kronecker factor: the mean of ``H`` over all other axes, divided by their eigenvalues.
+    """Return ``W`` of one Kronecker factor: the mean of ``H`` over all other axes, divided by their
+    eigenvalues.
 
     For two factors and ``H = vec(G) vec(G)^T`` this is the paper's ``G Diag(1/d_K) G^T / m``.
 

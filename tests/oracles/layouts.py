@@ -21,7 +21,8 @@ class Side(NamedTuple):
 
 
 def views_of(x: Array, options: dict[str, Any]) -> tuple[list[Array], list[list[Side]]]:
-    """Return the independent tensors that a parameter falls into, as views of it, and the sides of each.
+    """Return the independent tensors that a parameter falls into, as views of it, and the sides of
+    each.
 
     Args:
         x: a contiguous array of the parameter's shape.
@@ -36,7 +37,9 @@ def views_of(x: Array, options: dict[str, Any]) -> tuple[list[Array], list[list[
 
 
 def order(x: Array, options: dict[str, Any]) -> list[int]:
-    """Return the order of axes in which a parameter is a matrix: of all but the first, the longest comes last."""
+    """Return the order of axes in which a parameter is a matrix: of all but the first, the longest
+    comes last.
+    """
     first, axes = counting(x, options), list(range(x.ndim))
     if x.ndim - first > 2 and options["structure"] in ("auto", "kronecker"):
         last = axes[-1]
@@ -82,12 +85,16 @@ def fused(matrix: Array, options: dict[str, Any]) -> list[Array]:
     sizes = options["split_sizes"] or [len(matrix)]
     heads = options["num_heads"] or 1
     heads = [heads] * len(sizes) if isinstance(heads, int) else heads
-    lengths = [size // count for size, count in zip(sizes, heads, strict=True) for _ in range(count)]
+    lengths = [
+        size // count for size, count in zip(sizes, heads, strict=True) for _ in range(count)
+    ]
     return rows_of(matrix, lengths)
 
 
 def cut(matrix: Array, options: dict[str, Any]) -> list[tuple[Array, list[Side]]]:
-    """Cut a matrix whose sides are too long: the shorter into parts, then the longer into blocks of two lengths."""
+    """Cut a matrix whose sides are too long: the shorter into parts, then the longer into blocks of
+    two lengths.
+    """
     longest = options["max_dim"] or matrix.size
     if min(matrix.shape) == 1:  # a vector
         return [(matrix.reshape(-1), [Side(matrix.size, [])])]
@@ -96,7 +103,11 @@ def cut(matrix: Array, options: dict[str, Any]) -> list[tuple[Array, list[Side]]
     found = []
     for part in rows_of(matrix.T, even(matrix.shape[1], longest)):
         width = len(part)
-        limit = longest if options["max_ratio"] is None else min(longest, math.ceil(options["max_ratio"] * width))
+        limit = (
+            longest
+            if options["max_ratio"] is None
+            else min(longest, math.ceil(options["max_ratio"] * width))
+        )
         heights = even(matrix.shape[0], limit)
         for height in sorted(set(heights), reverse=True):
             alike = part[:, : height * heights.count(height)]

@@ -1,11 +1,14 @@
-"""Mutation testing (`make mutants`): change the arithmetic in thousands of small ways; the tests must notice.
+"""Mutation testing (`make mutants`): change the arithmetic in thousands of small ways; the tests
+must notice.
 
-mutmut makes the mutants and runs the tests, as ``[tool.mutmut]`` of pyproject.toml says. This script tells the score of
-each file, and compares the mutants that survive with ``survivors.toml``, which gives the reason for each. It fails if
-fewer than 95 % are killed, or if a mutant survives without a reason.
+mutmut makes the mutants and runs the tests, as ``[tool.mutmut]`` of pyproject.toml says. This
+script tells the score of each file, and compares the mutants that survive with ``survivors.toml``,
+which gives the reason for each. It fails if fewer than 95 % are killed, or if a mutant survives
+without a reason.
 
-Results are kept in ``mutants/``: a run that was stopped goes on where it was, and functions that did not change are not
-tested again. Names select mutants, which are then tested anew, and so does ``--survivors`` after tests were added::
+Results are kept in ``mutants/``: a run that was stopped goes on where it was, and functions that
+did not change are not tested again. Names select mutants, which are then tested anew, and so does
+``--survivors`` after tests were added::
 
     make mutants MUTANTS="--max-children 1"
     make mutants MUTANTS="eigenstep.core.maps.*"
@@ -43,7 +46,11 @@ def mutmut(*arguments: str) -> str:
 
 def results() -> dict[str, str]:
     """Return what became of each mutant that was tested."""
-    lines = [line.strip().rsplit(": ", 1) for line in mutmut("results", "--all", "true").splitlines() if ": " in line]
+    lines = [
+        line.strip().rsplit(": ", 1)
+        for line in mutmut("results", "--all", "true").splitlines()
+        if ": " in line
+    ]
     return {name: status for name, status in lines if status != "not checked"}
 
 
@@ -53,28 +60,43 @@ def survivors(found: dict[str, str]) -> list[str]:
 
 
 def change_of(mutant: str) -> str:
-    """Return a mutant's new lines, without indentation; names of mutants are numbers that change with the code."""
-    diff = [line for line in mutmut("show", mutant).splitlines() if not line.startswith(("+++", "---"))]
+    """Return a mutant's new lines, without indentation; names of mutants are numbers that change
+    with the code.
+    """
+    diff = [
+        line for line in mutmut("show", mutant).splitlines() if not line.startswith(("+++", "---"))
+    ]
     return " ".join(line[1:].strip() for line in diff if line.startswith("+"))
 
 
 def explain(mutants: list[str]) -> int:
-    """Print each survivor with its reason, and reasons without a survivor; return how many have none."""
+    """Print each survivor with its reason, and reasons without a survivor; return how many have
+    none.
+    """
     entries = tomllib.loads(REASONS.read_text())["survivor"]
     unused, unexplained = list(entries), 0
     for mutant in mutants:
         change = change_of(mutant)
-        fits = [e for e in entries if e.get("change") == change or re.search(e.get("pattern", "$^"), change)]
+        fits = [
+            e
+            for e in entries
+            if e.get("change") == change or re.search(e.get("pattern", "$^"), change)
+        ]
         unused = [entry for entry in unused if entry not in fits]
         unexplained += not fits
         print(f"{mutant}\n    {change}\n    {fits[0]['reason'] if fits else 'NO REASON GIVEN'}")
     for entry in unused:
-        print(f"{REASONS.name} explains what does not survive: {entry.get('change', entry.get('pattern'))}")
+        print(
+            f"{REASONS.name} explains what does not survive: "
+            f"{entry.get('change', entry.get('pattern'))}"
+        )
     return unexplained
 
 
 def main() -> int:
-    """Make and test mutants, with the arguments of ``mutmut run``; print the survivors and the score."""
+    """Make and test mutants, with the arguments of ``mutmut run``; print the survivors and the
+    score.
+    """
     os.environ.update(QUICK)
     arguments = sys.argv[1:]
     if "--survivors" in arguments:
@@ -89,7 +111,10 @@ def main() -> int:
     for module, count in total.items():
         print(f"{module}: {count - lost[module]} of {count} killed, {1 - lost[module] / count:.1%}")
     score = 1 - len(alive) / len(found)
-    print(f"all: {len(found) - len(alive)} of {len(found)} killed, {score:.1%}; {unexplained} survivors unexplained")
+    print(
+        f"all: {len(found) - len(alive)} of {len(found)} killed, {score:.1%}; {unexplained} "
+        "survivors unexplained"
+    )
     return int(unexplained > 0 or score < GOAL)
 
 

@@ -1,4 +1,6 @@
-"""What has no basis, in flat tensors that many share and that are stepped in chunks: against the transcription."""
+"""What has no basis, in flat tensors that many share and that are stepped in chunks: against the
+transcription.
+"""
 
 from typing import Any
 
@@ -12,7 +14,9 @@ from eigenstep.optim import diagonal
 from .comparison import assert_same, stream
 
 SHAPES = [(40,), (3,), (), (7, 5), (16,), (5,), (13,), (20,)]
-"""With chunks of 16 entries: some that are cut into two or three, some that share one, one that fills one."""
+"""With chunks of 16 entries: some that are cut into two or three, some that share one, one that
+fills one.
+"""
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"weight_decay": 0.3},
@@ -34,7 +38,9 @@ def test_chunks(options: dict[str, Any]) -> None:
 
 
 def test_what_is_stepped_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of what is long, and together what fits into one; weights move as steps are computed."""
+    """Chunks of what is long, and together what fits into one; weights move as steps
+    are computed.
+    """
     sizes: list[int] = []
     learn = diagonal._learn
 
@@ -49,7 +55,9 @@ def test_what_is_stepped_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_some_have_taken_fewer_steps() -> None:
-    gradients = [list(step) for step in zip(*(stream(s, 8, at) for at, s in enumerate(SHAPES)), strict=True)]
+    gradients = [
+        list(step) for step in zip(*(stream(s, 8, at) for at, s in enumerate(SHAPES)), strict=True)
+    ]
     for at, step in enumerate(gradients[:6]):
         for number in range(len(SHAPES)):
             if (number + at) % 3 == 0:
@@ -60,14 +68,19 @@ def test_some_have_taken_fewer_steps() -> None:
 @pytest.mark.parametrize("numbers", [(0,), (1, 3), (4, 5, 6)], ids=str)
 def test_given_curvature(numbers: tuple[int, ...]) -> None:
     vectors = [
-        {number: stream((1 + number % 3, *SHAPES[number]), 8, 9 + number)[at] for number in numbers} for at in range(8)
+        {number: stream((1 + number % 3, *SHAPES[number]), 8, 9 + number)[at] for number in numbers}
+        for at in range(8)
     ]
     assert_same(SHAPES, steps=8, structure="diagonal", curvature=vectors, grafting=None)
 
 
-@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1, dtype=torch.float64)], ids=["number", "tensor"])
+@pytest.mark.parametrize(
+    "lr", [0.1, torch.tensor(0.1, dtype=torch.float64)], ids=["number", "tensor"]
+)
 def test_flat_tensors_are_where_every_parameter_finds_its_own_state(lr: Any) -> None:
-    """Also after parameters that have taken different numbers of steps were copied, which loses the flat tensors."""
+    """Also after parameters that have taken different numbers of steps were copied, which loses the
+    flat tensors.
+    """
     params = [torch.tensor(stream(shape, 1, 5)[0], requires_grad=True) for shape in SHAPES]
     twins = [param.detach().clone().requires_grad_() for param in params]
     optimizer = Spectral(params, lr, structure="diagonal", weight_decay=0.1)
@@ -83,7 +96,8 @@ def test_flat_tensors_are_where_every_parameter_finds_its_own_state(lr: Any) -> 
     for param, twin in zip(params, twins, strict=True):
         torch.testing.assert_close(param, twin, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(
-            optimizer.state[param]["momentum"].flatten() * (1 - 0.9 ** adamw.state[twin]["step"].double()),
+            optimizer.state[param]["momentum"].flatten()
+            * (1 - 0.9 ** adamw.state[twin]["step"].double()),
             adamw.state[twin]["exp_avg"].flatten(),
             rtol=1e-12,
             atol=1e-12,
@@ -91,10 +105,14 @@ def test_flat_tensors_are_where_every_parameter_finds_its_own_state(lr: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("width", "options"), [(5, {}), (5, {"clip": 0.3, "grafting": None}), (1100, {"state_dtype": torch.int8})], ids=str
+    ("width", "options"),
+    [(5, {}), (5, {"clip": 0.3, "grafting": None}), (1100, {"state_dtype": torch.int8})],
+    ids=str,
 )
 def test_parts_of_parameters(width: int, options: dict[str, Any]) -> None:
-    """Of fused projections, single rows have no basis beside matrices that have: they step as they would alone."""
+    """Of fused projections, single rows have no basis beside matrices that have: they step as they
+    would alone.
+    """
     shape, sizes = (6, width), [1, 4, 1]
     whole = torch.tensor(stream(shape, 1, 5)[0], requires_grad=True)
     parts = [part.clone().requires_grad_() for part in whole.detach().split(sizes)]
@@ -107,7 +125,9 @@ def test_parts_of_parameters(width: int, options: dict[str, Any]) -> None:
         vectors = torch.tensor(stream((2, *shape), 6, 2)[at])
         given = at % 2 == 1
         fused.step(curvature={whole: vectors} if given else {})
-        separate.step(curvature=dict(zip(parts, vectors.split(sizes, dim=1), strict=True)) if given else {})
+        separate.step(
+            curvature=dict(zip(parts, vectors.split(sizes, dim=1), strict=True)) if given else {}
+        )
     torch.testing.assert_close(whole, torch.cat(parts), rtol=1e-12, atol=1e-12)
 
 
@@ -161,14 +181,18 @@ ADAMW: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", ADAMW, ids=str)
 def test_adamw(options: dict[str, Any]) -> None:
-    """Also where state has a row for a tensor on the device only, and for parameters that are not contiguous."""
+    """Also where state has a row for a tensor on the device only, and for parameters that are not
+    contiguous.
+    """
     starts = [torch.tensor(stream(shape, 1, 5)[0]) for shape in ((6,), (3,), (8,), (2, 3))]
     params = [starts[0].clone().requires_grad_(), starts[1].clone().requires_grad_()]
     params.append(torch.stack([starts[2]] * 2, -1)[:, 0].requires_grad_())
     params.append(starts[3].mT.contiguous().mT.requires_grad_())
     twins = [start.clone().requires_grad_() for start in starts]
     optimizer = Spectral(params, 0.1, **{"weight_decay": 0.1, "structure": "diagonal", **options})
-    adamw = torch.optim.AdamW(twins, 0.1, (0.9, 0.95), weight_decay=options.get("weight_decay", 0.1))
+    adamw = torch.optim.AdamW(
+        twins, 0.1, (0.9, 0.95), weight_decay=options.get("weight_decay", 0.1)
+    )
     for at in range(6):
         for number, (param, twin) in enumerate(zip(params, twins, strict=True)):
             twin.grad = torch.tensor(stream(tuple(twin.shape), 6, number)[at])
@@ -198,9 +222,13 @@ def test_cautious_weight_decay() -> None:
 
 
 def test_steps_are_counted_where_graphs_are_replayed() -> None:
-    """A replayed graph advances the count on the device alone: it is what decides the bias correction."""
+    """A replayed graph advances the count on the device alone: it is what decides the bias
+    correction.
+    """
     param = torch.zeros(5, dtype=torch.float64, requires_grad=True)
-    optimizer = Spectral([param], 1.0, weight_decay=0.0, capturable=True, interval=1, nonfinite="ignore")
+    optimizer = Spectral(
+        [param], 1.0, weight_decay=0.0, capturable=True, interval=1, nonfinite="ignore"
+    )
     gradients = torch.tensor(stream((5,), 2, 0))
     param.grad = gradients[0].clone()
     optimizer.step()
@@ -210,7 +238,9 @@ def test_steps_are_counted_where_graphs_are_replayed() -> None:
     first, second = ((1 - beta) / (1 - beta**11) for beta in (0.9, 0.95))
     momentum = gradients[0].lerp(gradients[1], first)
     root = gradients[0].square().lerp(gradients[1].square(), second).sqrt()
-    torch.testing.assert_close(before - param.detach(), momentum / (root + 1e-8), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        before - param.detach(), momentum / (root + 1e-8), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_embeddings_step_as_in_adamw() -> None:
@@ -245,8 +275,12 @@ def test_state_in_another_format() -> None:
 
 @pytest.mark.parametrize("chunk", [16, 2**18])
 @pytest.mark.parametrize("options", [{"state_dtype": torch.int8}, {"offload": True}], ids=str)
-def test_state_that_is_kept_otherwise(options: dict[str, Any], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 8 bits steps are close to AdamW's, and those of small vectors beside are exact; on the host all are exact."""
+def test_state_that_is_kept_otherwise(
+    options: dict[str, Any], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 8 bits steps are close to AdamW's, and those of small vectors beside are exact; on the
+    host all are exact.
+    """
     monkeypatch.setattr(diagonal, "CHUNK", chunk)
     shapes = [(1500,), (9,), (1100,), (2, 3000)]
     params = [torch.ones(shape, requires_grad=True) for shape in shapes]
@@ -277,7 +311,9 @@ def test_rows_of_fused_weights_in_8_bits(monkeypatch: pytest.MonkeyPatch) -> Non
         optimizer = Spectral(params, 0.01, split_sizes=[1, 2], state_dtype=torch.int8)
         for at in range(4):
             for number, param in enumerate(params):
-                param.grad = torch.randn(3, 1100, generator=torch.Generator().manual_seed(10 * at + number))
+                param.grad = torch.randn(
+                    3, 1100, generator=torch.Generator().manual_seed(10 * at + number)
+                )
             optimizer.step()
         return [param.detach() for param in params]
 

@@ -36,7 +36,8 @@ def test_exponential_map_saturates_at_the_limits_of_the_format() -> None:
 
 @pytest.mark.parametrize(
     ("d", "h"),
-    [(2.0, h) for h in (-600.0, -1.0, 0.5, 1.5, 20.0, 600.0)] + [(1e-300, 1.5), (1e-300, 1000.0), (1e250, -1000.0)],
+    [(2.0, h) for h in (-600.0, -1.0, 0.5, 1.5, 20.0, 600.0)]
+    + [(1e-300, 1.5), (1e-300, 1000.0), (1e250, -1000.0)],
 )
 def test_exponential_map_is_exact_wherever_the_result_fits_the_format(d: float, h: float) -> None:
     """Also where ``e^h`` by itself does not."""
@@ -50,32 +51,46 @@ def test_truncated_map() -> None:
 
 
 def test_normalized_rotation_of_averages_of_any_size() -> None:
-    """Unlike the eigenvalues, which stay: so ``N`` would be huge or vanish, were it not normalized."""
+    """Unlike the eigenvalues, which stay: so ``N`` would be huge or vanish, were it not
+    normalized.
+    """
     d, A = averages()
     units = np.array([2.0**800, 1.0, 2.0**-800, 1.0])[:, None, None]
-    found = generators.normalized(torch.from_numpy(d), torch.from_numpy(A * units), gap=0.2, rate=0.7)
+    found = generators.normalized(
+        torch.from_numpy(d), torch.from_numpy(A * units), gap=0.2, rate=0.7
+    )
     for at in range(len(d)):
         assert abs(found[at].numpy() - formulas.normalized(d[at], A[at], 0.2, 0.7)).max() < 1e-14
 
 
 def test_papers_rotation_is_cut_at_the_largest_number() -> None:
-    found = generators.moore_penrose(tensor(1e-5, 2e-5), 1e306 * tensor(0.0, 1.0, 1.0, 0.0).view(2, 2))
+    found = generators.moore_penrose(
+        tensor(1e-5, 2e-5), 1e306 * tensor(0.0, 1.0, 1.0, 0.0).view(2, 2)
+    )
     assert found.flatten().tolist() == [0.0, LIMITS.max, -LIMITS.max, 0.0]
 
 
 def test_bounded_rotation_of_entries_whose_squares_vanish() -> None:
-    """Off the diagonal ``a`` beside a tie: ``N_ij = -a / (2 n sqrt(tiny))`` instead of up to ``1/sqrt(2)``."""
+    """Off the diagonal ``a`` beside a tie: ``N_ij = -a / (2 n sqrt(tiny))`` instead of up to
+    ``1/sqrt(2)``.
+    """
     floor = 2 * 3 * LIMITS.tiny**0.5
     A = torch.eye(3, dtype=torch.float64)
     A[0, 1] = A[1, 0] = 1e-170
     A[1, 2] = A[2, 1] = -1e-165
     found = generators.bounded(torch.ones(1, 1, 3), A[None, None])[0, 0].numpy()
-    assert np.allclose(found[[0, 1, 1, 2], [1, 0, 2, 1]] * floor, [-1e-170, 1e-170, 1e-165, -1e-165], 1e-12, 0)
+    assert np.allclose(
+        found[[0, 1, 1, 2], [1, 0, 2, 1]] * floor, [-1e-170, 1e-170, 1e-165, -1e-165], 1e-12, 0
+    )
 
 
-@pytest.mark.parametrize(("start", "shift", "end"), [(LARGEST / 2, 9.0, LARGEST), (LIMITS.tiny, -9.0, LIMITS.tiny)])
+@pytest.mark.parametrize(
+    ("start", "shift", "end"), [(LARGEST / 2, 9.0, LARGEST), (LIMITS.tiny, -9.0, LIMITS.tiny)]
+)
 def test_scale_of_a_product(start: float, shift: float, end: float) -> None:
-    """With ``H = shift S`` and nothing forgotten, every factor grows by ``e^shift``, and so does the scale."""
+    """With ``H = shift S`` and nothing forgotten, every factor grows by ``e^shift``, and so does
+    the scale.
+    """
     pair = Full(torch.eye(2, dtype=torch.float64), tensor(0.5, 2.0))
     S = Kronecker(tensor(start).squeeze(), (pair, pair))
     zero = torch.zeros(1, 2, 2, dtype=torch.float64)
@@ -93,7 +108,9 @@ def test_saturate() -> None:
 
 
 def test_eigenvalues_spread_too_far_are_pulled_together() -> None:
-    """``exp(logs - mean)``, with the logarithms shortened so that the largest is half that of the largest number."""
+    """``exp(logs - mean)``, with the logarithms shortened so that the largest is half that of the
+    largest number.
+    """
     bound = math.log(LIMITS.max) / 2
     logs = tensor(1000.0, 0.0, -1000.0, 0.0, 1.0, 5.0).view(2, 3)
     found = numerics.centered_exp(logs).log().numpy()
@@ -102,7 +119,9 @@ def test_eigenvalues_spread_too_far_are_pulled_together() -> None:
 
 
 def test_residuals_that_outlive_their_unit_are_shortened() -> None:
-    """Each residual of a stack by itself, so that its largest entry is the inverse of what counts as nothing."""
+    """Each residual of a stack by itself, so that its largest entry is the inverse of what counts
+    as nothing.
+    """
     residual = torch.from_numpy(skew(1.0)[:2, None]) * tensor(1.0, 1e12).view(2, 1, 1, 1)
     eigs = torch.ones(2, 1, 5, dtype=torch.float64)
     state = {"eigs_0": eigs, "residual_0": residual.clone(), "scale": tensor(1.0, 1.0)}
@@ -115,8 +134,14 @@ def test_residuals_that_outlive_their_unit_are_shortened() -> None:
 
 @pytest.mark.parametrize("basis", [None, torch.float64, torch.bfloat16], ids=str)
 def test_gradients_are_cut_where_sums_could_overflow(basis: torch.dtype | None) -> None:
-    """In the narrower of the formats of arithmetic and bases; what is smaller than the inverse counts as zero."""
-    most = LARGEST if basis != torch.bfloat16 else float(np.finfo(np.float32).max) * float(np.finfo(np.float32).eps)
+    """In the narrower of the formats of arithmetic and bases; what is smaller than the inverse
+    counts as zero.
+    """
+    most = (
+        LARGEST
+        if basis != torch.bfloat16
+        else float(np.finfo(np.float32).max) * float(np.finfo(np.float32).eps)
+    )
     x = tensor(2 * most, -2 * most, 0.5 * most, 0.5 / most, -0.5 / most, 2 / most)
     bases = {} if basis is None else {1: torch.eye(2, dtype=basis)}
     found = _within_range(x, {"scale": tensor(0.0)}, bases)
@@ -126,9 +151,16 @@ def test_gradients_are_cut_where_sums_could_overflow(basis: torch.dtype | None) 
 
 @pytest.mark.parametrize("given", [False, True])
 def test_gradients_beyond_the_range_of_bases(given: bool) -> None:
-    """They are cut wherever they are used: the first step has the size of Adam's, one, up to the bases' rounding."""
+    """They are cut wherever they are used: the first step has the size of Adam's, one, up to the
+    bases' rounding.
+    """
     param = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
-    options = {"weight_decay": 0.0, "grafting": "adam", "basis_dtype": torch.bfloat16, "maps": "exact"}
+    options = {
+        "weight_decay": 0.0,
+        "grafting": "adam",
+        "basis_dtype": torch.bfloat16,
+        "maps": "exact",
+    }
     optimizer = Spectral([param], lr=1.0, **options)
     param.grad = 1e200 * torch.from_numpy(skew(1.0)[0, :4, 1:4] + 3)
     optimizer.step(curvature={param: param.grad[None]} if given else {})
@@ -147,7 +179,9 @@ def test_steps_are_cut_where_weights_could_overflow(root: float) -> None:
 
 
 def test_scales_far_apart_stay_positive() -> None:
-    """After a gradient that is huge beside the scale, ``alpha`` in its units is the smallest number, not zero."""
+    """After a gradient that is huge beside the scale, ``alpha`` in its units is the smallest
+    number, not zero.
+    """
     rates = Rates(*tensor(0.9, 0.95, 0.1, 1e-10))
     samples = tensor(3e200, 1e200).view(2, 1, 1, 1)
     _, past = _whiten(samples, {"scale": tensor(1e-200, 1e199)}, Rule(), rates)
@@ -156,17 +190,29 @@ def test_scales_far_apart_stay_positive() -> None:
 
 def test_roots_of_vanishing_spectra_stay_positive() -> None:
     """And the direction is zero as long as no curvature was seen."""
-    state = {"second_moment": tensor(1e-300, 4.0, 0.0).view(3, 1, 1, 1), "scale": tensor(1e-200, 3.0, 0.0)}
+    state = {
+        "second_moment": tensor(1e-300, 4.0, 0.0).view(3, 1, 1, 1),
+        "scale": tensor(1e-200, 3.0, 0.0),
+    }
     rates = Rates(*tensor(0.9, 0.95, 0.1, 1e-10))
-    found = _precondition(LIMITS.tiny * tensor(1.0, 12.0, 1.0).view(3, 1, 1, 1), state, Rule(), rates)
+    found = _precondition(
+        LIMITS.tiny * tensor(1.0, 12.0, 1.0).view(3, 1, 1, 1), state, Rule(), rates
+    )
     assert found.flatten().tolist() == pytest.approx([1.0, 2 * LIMITS.tiny, 0.0], rel=1e-12, abs=0)
 
 
 def test_the_scale_grows_no_farther_than_it_can() -> None:
-    """And what divides second moments grows no farther either, so that both stay in the same units."""
-    state = {"scale": tensor(LARGEST / 4, 3.0, 0.0), "eigs_0": torch.ones(3, 1, 2, dtype=torch.float64)}
+    """And what divides second moments grows no farther either, so that both stay in the
+    same units.
+    """
+    state = {
+        "scale": tensor(LARGEST / 4, 3.0, 0.0),
+        "eigs_0": torch.ones(3, 1, 2, dtype=torch.float64),
+    }
     change = _normalize([tensor(1e100, 1e120, 1e5, 1e7, 1e5, 1e7).view(3, 2)], state)
-    assert change.tolist() == pytest.approx([2 * math.log(4), math.log(1e6), math.log(1e6)], rel=1e-12)
+    assert change.tolist() == pytest.approx(
+        [2 * math.log(4), math.log(1e6), math.log(1e6)], rel=1e-12
+    )
     assert state["scale"].tolist() == pytest.approx([LARGEST, 3e3, 0.0], rel=1e-12)
 
 

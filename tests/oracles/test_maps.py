@@ -25,13 +25,20 @@ def averages(count: int = 4, n: int = 5) -> tuple[np.ndarray, np.ndarray]:
 
 
 def skew(size: float) -> np.ndarray:
-    m = np.random.default_rng(2).standard_normal((4, 5, 5)) * np.array([0.1, 0.5, 1, 2])[:, None, None]
+    m = (
+        np.random.default_rng(2).standard_normal((4, 5, 5))
+        * np.array([0.1, 0.5, 1, 2])[:, None, None]
+    )
     return size * (m - m.transpose(0, 2, 1))
 
 
 GENERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = {
     "bounded": (generators.bounded, lambda d, A: formulas.bounded(A), {}),
-    "pairwise": (generators.bounded, lambda d, A, pairwise: formulas.bounded(A, pairwise=pairwise), {"pairwise": True}),
+    "pairwise": (
+        generators.bounded,
+        lambda d, A, pairwise: formulas.bounded(A, pairwise=pairwise),
+        {"pairwise": True},
+    ),
     "moore_penrose": (generators.moore_penrose, formulas.moore_penrose, {"gap": 0.2}),
     "normalized": (generators.normalized, formulas.normalized, {"gap": 0.2, "rate": 0.7}),
 }
@@ -50,7 +57,10 @@ def test_generator_defaults() -> None:
     d, A = averages()
     d[1, 1] = d[1, 0] * (1 + 2e-6)
     tensors = torch.from_numpy(d), torch.from_numpy(A)
-    free, length = generators.moore_penrose(*tensors).numpy(), generators.normalized(*tensors).numpy()
+    free, length = (
+        generators.moore_penrose(*tensors).numpy(),
+        generators.normalized(*tensors).numpy(),
+    )
     for at in range(len(d)):
         expected = formulas.moore_penrose(d[at], A[at], 1e-6)
         assert abs(free[at] - expected).max() <= 1e-9 * abs(expected).max()
@@ -83,7 +93,9 @@ def test_truncated_cayley(cap: float | None, form: formulas.Format) -> None:
 
 def test_maps_are_capped_by_default() -> None:
     N = skew(1.0)
-    truncated, quadratic = (f(torch.from_numpy(N)).numpy() for f in (maps.truncated_cayley, maps.quadratic))
+    truncated, quadratic = (
+        f(torch.from_numpy(N)).numpy() for f in (maps.truncated_cayley, maps.quadratic)
+    )
     for at in range(len(N)):
         assert abs(truncated[at] - formulas.truncated_cayley(N[at], 0.6)).max() < 1e-14
         assert abs(quadratic[at] - formulas.quadratic_cayley(N[at], 0.5)).max() < 1e-14
@@ -98,7 +110,10 @@ def test_cayley_and_its_inverse() -> None:
 
 
 def test_newton_schulz() -> None:
-    B = np.linalg.qr(np.random.default_rng(3).standard_normal((2, 4, 4)))[0] + 0.01 * skew(1.0)[:2, :4, :4]
+    B = (
+        np.linalg.qr(np.random.default_rng(3).standard_normal((2, 4, 4)))[0]
+        + 0.01 * skew(1.0)[:2, :4, :4]
+    )
     found = maps.reorthonormalize(torch.from_numpy(B)).numpy()
     for at in range(2):
         assert abs(found[at] - formulas.newton_schulz(B[at])).max() < 1e-14
@@ -134,6 +149,8 @@ def test_sizes_side_by_side_do_not_matter(name: str) -> None:
     function, formula, options = GENERATORS[name]
     d, A = averages()
     units = np.array([2.0**800, 1.0, 2.0**-800, 1.0])
-    found = function(torch.from_numpy(d * units[:, None]), torch.from_numpy(A * units[:, None, None]), **options)
+    found = function(
+        torch.from_numpy(d * units[:, None]), torch.from_numpy(A * units[:, None, None]), **options
+    )
     for at in range(len(d)):
         assert abs(found[at].numpy() - formula(d[at], A[at], **options)).max() < 1e-14

@@ -1,4 +1,6 @@
-"""Each option of ``Spectral`` that changes what is computed, against the transcription: 30 steps, to 1e-9."""
+"""Each option of ``Spectral`` that changes what is computed, against the transcription: 30 steps,
+to 1e-9.
+"""
 
 from functools import partial
 from typing import Any
@@ -61,7 +63,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "normalized, far": {"rotation": "normalized", "basis_lr": 1.3},
     "gap, exact maps": {"rotation": "moore_penrose", "maps": "exact", "start": 1.0},
     "never mend": {"reorthonormalize": False, "maps": "truncated"},
-    "never mend, rarely turning": {"reorthonormalize": False, "maps": "exact", "interval": 2, "start": 0.0},
+    "never mend, rarely turning": {
+        "reorthonormalize": False,
+        "maps": "exact",
+        "interval": 2,
+        "start": 0.0,
+    },
 }
 LAYOUTS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "two blocks": ((8, 3), {"max_ratio": 1.5}),
@@ -104,7 +111,9 @@ def test_layout(name: str) -> None:
     assert_same(shape, eigenvalues="kronecker", damping=0.01, **options)
 
 
-@pytest.mark.parametrize("name", ["parts and blocks", "wide parts", "unequal blocks", "axes, four", "full"])
+@pytest.mark.parametrize(
+    "name", ["parts and blocks", "wide parts", "unequal blocks", "axes, four", "full"]
+)
 def test_corrected_layout(name: str) -> None:
     shape, options = LAYOUTS[name]
     assert_same(shape, damping=0.01, **options)
@@ -131,8 +140,12 @@ def test_stacked_layers_have_sizes_of_their_own(grafting: str) -> None:
 
 
 def test_entries_of_adams_step_are_limited() -> None:
-    """When gradients vanish, momentum outlives the mean square: entries of their quotient count as at most ten."""
-    gradients = [[gradient if at < 3 else 0 * gradient] for at, gradient in enumerate(stream((4, 3), 30))]
+    """When gradients vanish, momentum outlives the mean square: entries of their quotient count as
+    at most ten.
+    """
+    gradients = [
+        [gradient if at < 3 else 0 * gradient] for at, gradient in enumerate(stream((4, 3), 30))
+    ]
     assert_same((4, 3), gradients=gradients, grafting="adam", betas=(0.9, 0.05))
 
 
@@ -150,7 +163,9 @@ def test_bfloat16_bases_with(options: dict[str, Any]) -> None:
 
 def test_turning_first_what_has_taken_fewer_steps() -> None:
     shapes = [(4, 3), (4, 3), (3, 4)]
-    gradients = [list(step) for step in zip(*(stream(s, 30, at) for at, s in enumerate(shapes)), strict=True)]
+    gradients = [
+        list(step) for step in zip(*(stream(s, 30, at) for at, s in enumerate(shapes)), strict=True)
+    ]
     for step in gradients[:3]:
         step[1] = None
     assert_same(shapes, gradients=gradients, turn_first=True)
@@ -170,10 +185,14 @@ def test_two_vectors_beside_an_axis_of_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "own", [{"rotation": bounded}, {"maps": partial(truncated_cayley, cap=0.5)}], ids=["rotation", "maps"]
+    "own",
+    [{"rotation": bounded}, {"maps": partial(truncated_cayley, cap=0.5)}],
+    ids=["rotation", "maps"],
 )
 def test_own_functions(own: dict[str, Any]) -> None:
-    """Given as functions, they do what they do by name; quadratic maps do not: they are mended less often by name."""
+    """Given as functions, they do what they do by name; quadratic maps do not: they are mended less
+    often by name.
+    """
     maps = "truncated" if "maps" in own else "quadratic"
     assert torch.equal(moved(**own), moved(maps=maps))
 

@@ -1,4 +1,6 @@
-"""Two mistakes in the default path that comparisons with other methods did not notice: each oracle must."""
+"""Two mistakes in the default path that comparisons with other methods did not notice: each oracle
+must.
+"""
 
 import inspect
 from typing import Any
@@ -11,7 +13,12 @@ from eigenstep.optim import kernel
 from .comparison import assert_same
 
 MISTAKES: dict[str, tuple[Any, str, str, str]] = {
-    "sign of the quadratic map": (maps, "quadratic", "addcmul_(generator, tilted", "addcmul_(-generator, tilted"),
+    "sign of the quadratic map": (
+        maps,
+        "quadratic",
+        "addcmul_(generator, tilted",
+        "addcmul_(-generator, tilted",
+    ),
     "half the rate of corrected eigenvalues": (
         kernel,
         "_learn",

@@ -1,4 +1,6 @@
-"""``eigenstep.update`` against its transcription: structures, kinds of curvature, rotations, maps and options."""
+"""``eigenstep.update`` against its transcription: structures, kinds of curvature, rotations, maps
+and options.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -28,7 +30,10 @@ SIZES = {
 }
 ROTATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "bounded": (generators.bounded, lambda d, A: formulas.bounded(A)),
-    "pairwise": (partial(generators.bounded, pairwise=True), lambda d, A: formulas.bounded(A, pairwise=True)),
+    "pairwise": (
+        partial(generators.bounded, pairwise=True),
+        lambda d, A: formulas.bounded(A, pairwise=True),
+    ),
     "moore_penrose": (generators.moore_penrose, lambda d, A: formulas.moore_penrose(d, A, 1e-6)),
     "normalized": (generators.normalized, lambda d, A: formulas.normalized(d, A, 0.1, 0.5)),
 }
@@ -83,7 +88,11 @@ def curvature(kind: str, sizes: tuple[int, ...], seed: int) -> Dense | OuterProd
     if kind == "signed":
         return OuterProducts(vectors, torch.tensor([0.5, -0.2, 0.3]).double(), shift=-0.4)
     root = random(int(np.prod(sizes)), int(np.prod(sizes)), seed=seed)
-    return Dense((root + root.T) / 2) if kind == "indefinite" else Dense(root @ root.T / len(root), semidefinite=True)
+    return (
+        Dense((root + root.T) / 2)
+        if kind == "indefinite"
+        else Dense(root @ root.T / len(root), semidefinite=True)
+    )
 
 
 def assert_same(
@@ -121,7 +130,9 @@ def test_every_way_to_turn(structure: str, rotation: str, orthogonal: str, posit
     assert_same(structure, "vectors", rotation, orthogonal, positive)
 
 
-@pytest.mark.parametrize(("structure", "memory"), [("full", False), ("mixed", False), ("full", True), ("mixed", True)])
+@pytest.mark.parametrize(
+    ("structure", "memory"), [("full", False), ("mixed", False), ("full", True), ("mixed", True)]
+)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_option(name: str, structure: str, memory: bool) -> None:
     assert_same(structure, "vectors", memory=memory, **OPTIONS[name])
@@ -175,7 +186,9 @@ def bent(n: int) -> Full:
 
 def test_still_basis_is_left_alone() -> None:
     S = bent(4)
-    assert torch.equal(update(S, curvature("vectors", (4,), 0), lr=0.2, basis_lr=0.0).basis, S.basis)
+    assert torch.equal(
+        update(S, curvature("vectors", (4,), 0), lr=0.2, basis_lr=0.0).basis, S.basis
+    )
 
 
 @pytest.mark.parametrize("mend", [True, False])
@@ -207,7 +220,9 @@ def test_defaults_of_the_step() -> None:
 @pytest.mark.parametrize("structure", ["full", "two factors"])
 @pytest.mark.parametrize("beta_bar", [0.1, 0.5, 1.9])
 def test_the_papers_scheme_does_not_mend_its_bases(beta_bar: float, structure: str) -> None:
-    """Its truncated Cayley map as it is; with a Newton-Schulz step the longest rotations would end elsewhere."""
+    """Its truncated Cayley map as it is; with a Newton-Schulz step the longest rotations would end
+    elsewhere.
+    """
     options: dict[str, Any] = {"lr": 0.05, "reorthonormalized": False}
     turn = partial(generators.normalized, rate=beta_bar, gap=0.01)
     own = {
@@ -221,8 +236,12 @@ def test_the_papers_scheme_does_not_mend_its_bases(beta_bar: float, structure: s
     for seed in range(20):
         curvature = OuterProducts(random(1, *SIZES[structure], seed=seed))
         expected = dense_update(expected, curvature_matrix(expected, curvature), **own, **options)
-        S = update(S, curvature, rotation=turn, orthogonal=map_, positive=maps.truncated_exp, **options)
-        mended = update(mended, curvature, rotation=turn, orthogonal=map_, positive=maps.truncated_exp, lr=0.05)
+        S = update(
+            S, curvature, rotation=turn, orthogonal=map_, positive=maps.truncated_exp, **options
+        )
+        mended = update(
+            mended, curvature, rotation=turn, orthogonal=map_, positive=maps.truncated_exp, lr=0.05
+        )
         assert_equal(S, expected)
     if beta_bar == 1.9:
         with pytest.raises(AssertionError):

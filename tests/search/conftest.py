@@ -1,4 +1,6 @@
-"""Settings of these tests: warnings of numpy are errors, because they would hide a mistake in a formula."""
+"""Settings of these tests: warnings of numpy are errors, because they would hide a mistake in a
+formula.
+"""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,6 @@
-"""Categories without order: chances, the margin, saving, and functions of numbers, integers and categories."""
+"""Categories without order: chances, the margin, saving, and functions of numbers, integers and
+categories.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from eigenstep.search.spectral import SpectralGaussian
 from .problems import Array, sphere
 
 COUNTS = {1: 3, 4: 5}
-OPTIONS = {"categories": COUNTS, "integers": [2], "bounds": [(-3, 3), (None, None), (-6, 6), (-3, 3), (None, None)]}
+OPTIONS = {
+    "categories": COUNTS,
+    "integers": [2],
+    "bounds": [(-3, 3), (None, None), (-6, 6), (-3, 3), (None, None)],
+}
 
 
 def fun(x: Array) -> float:
@@ -91,7 +97,9 @@ def test_numbers_integers_and_categories(seed: int) -> None:
 
 @pytest.mark.parametrize("how", ["state_dict", "pickle"])
 def test_saved_searches_go_on_exactly(how: str) -> None:
-    make = partial(Search, np.zeros(5), np.array([1.0, 1.0, 2.0, 1.0, 1.0]), restarts="ipop", **OPTIONS)
+    make = partial(
+        Search, np.zeros(5), np.array([1.0, 1.0, 2.0, 1.0, 1.0]), restarts="ipop", **OPTIONS
+    )
 
     def step(search: Search) -> Array:
         x = search.ask()

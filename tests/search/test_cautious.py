@@ -1,4 +1,6 @@
-"""The Gaussian for noisy values: its learning rate follows signal and noise, and it needs no second evaluations."""
+"""The Gaussian for noisy values: its learning rate follows signal and noise, and it needs no second
+evaluations.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,14 @@ def test_half_a_rate_is_half_a_step() -> None:
     z = whole.draw(rng, 8)
     values = ellipsoid(whole.sample(z), 100.0)
     a, b = whole.update(z, values), half.update(z, values)
-    np.testing.assert_allclose(b.mean - 1, (a.mean - 1) / 2, rtol=1e-12, atol=1e-15)  # the mean itself is rounded
+    # The mean itself is rounded
+    np.testing.assert_allclose(b.mean - 1, (a.mean - 1) / 2, rtol=1e-12, atol=1e-15)
     assert np.abs(b.log_eigs).max() == pytest.approx(np.abs(a.log_eigs).max() / 2, rel=0.2)
 
 
 def test_the_rate_follows_signal_and_noise() -> None:
-    # By hand: energy 2, squared trend 1, so noise 1 and signal 1 - 2/19, per noise 17/19, wanted 1.4 * 0.2.
+    # By hand: energy 2, squared trend 1, so noise 1 and signal 1 - 2/19, per noise 17/19, wanted
+    # 1.4 * 0.2.
     ratio = (17 / 19) / (1.4 * 0.2)
     assert ratio > 2  # the change is cut at one
     assert next_rate(0.2, 1.0, 2.0) == pytest.approx(0.2 * math.exp(0.02))
@@ -105,7 +109,10 @@ def test_a_saved_search_goes_on_bit_for_bit(how: str) -> None:
         search.tell(x, [sphere(p) + np.sin(1e6 * p[0]) for p in x])
         return x
 
-    search, copy = (Search(np.ones(D), 0.5, method="cautious", noisy=True, bounds=(-3, 3), seed=s) for s in (1, 2))
+    search, copy = (
+        Search(np.ones(D), 0.5, method="cautious", noisy=True, bounds=(-3, 3), seed=s)
+        for s in (1, 2)
+    )
     for _ in range(30):
         step(search)
     if how == "pickle":

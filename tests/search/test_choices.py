@@ -18,7 +18,9 @@ from .problems import Array, rastrigin, sphere
 
 @dataclass(frozen=True)
 class Isotropic:
-    """The smallest distribution that can search: one step size, which follows the success of the mean's neighbors."""
+    """The smallest distribution that can search: one step size, which follows the success of the
+    mean's neighbors.
+    """
 
     mean: Array
     sigma: Array
@@ -39,7 +41,9 @@ class Isotropic:
     def update(self, z: Array, values: Array, stretch: Array | None = None) -> Isotropic:
         best = z[values.argsort()[: max(1, len(z) // 4)]].mean(0)
         longer = np.linalg.norm(best) ** 2 > len(best) / max(1, len(z) // 4)
-        return Isotropic(self.sample(best[None], stretch)[0], self.sigma * (1.2 if longer else 0.85))
+        return Isotropic(
+            self.sample(best[None], stretch)[0], self.sigma * (1.2 if longer else 0.85)
+        )
 
     def deviations(self) -> Array:
         return np.full(len(self.mean), float(self.sigma))
@@ -50,7 +54,9 @@ class Isotropic:
         return replace(self, mean=mean)
 
 
-@pytest.mark.parametrize("method", [Isotropic, Isotropic.start, lambda mean, sigma: Isotropic(mean, np.asarray(sigma))])
+@pytest.mark.parametrize(
+    "method", [Isotropic, Isotropic.start, lambda mean, sigma: Isotropic(mean, np.asarray(sigma))]
+)
 def test_a_distribution_of_ones_own(method: object) -> None:
     options = {"seed": 0, "bounds": (-3, 3), "integers": [2], "target": 1e-6, "max_evals": 20_000}
     result = minimize(sphere, np.array([2.0, -1.0, 2.0]), 0.7, method=method, **options)
@@ -59,9 +65,13 @@ def test_a_distribution_of_ones_own(method: object) -> None:
     assert isinstance(Search(np.ones(3), 0.7, method=method).distribution, Isotropic)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "method"), [("spectral", SpectralGaussian), ("spectral", SpectralGaussian.start)])
+@pytest.mark.parametrize(
+    ("name", "method"), [("spectral", SpectralGaussian), ("spectral", SpectralGaussian.start)]
+)
 def test_names_are_short_for_classes(name: str, method: object) -> None:
-    one, other = (minimize(sphere, np.ones(3), 0.5, seed=1, method=m, max_evals=300) for m in (name, method))
+    one, other = (
+        minimize(sphere, np.ones(3), 0.5, seed=1, method=m, max_evals=300) for m in (name, method)
+    )
     np.testing.assert_array_equal(one.x, other.x)
 
 
@@ -121,7 +131,9 @@ def test_a_schedule_of_ones_own() -> None:
         seen.append((ended, evals))
         return Start(ended.population + 4, width=0.5) if len(seen) < 4 else None
 
-    result = minimize(rastrigin, np.full(3, 3.3), 1.0, seed=0, method="spectral", restarts=thrice, batched=True)
+    result = minimize(
+        rastrigin, np.full(3, 3.3), 1.0, seed=0, method="spectral", restarts=thrice, batched=True
+    )
     assert result.restarts == 3
     assert result.reason == "tolfun"
     assert [start.population for start, _ in seen] == [8, 12, 16, 20]
@@ -130,8 +142,12 @@ def test_a_schedule_of_ones_own() -> None:
 
 def test_each_search_has_its_own_copy_of_a_schedule() -> None:
     schedule = Narrower()
-    first = minimize(rastrigin, np.ones(2), 1.0, seed=0, restarts=schedule, max_restarts=3, batched=True)
-    again = minimize(rastrigin, np.ones(2), 1.0, seed=0, restarts=schedule, max_restarts=3, batched=True)
+    first = minimize(
+        rastrigin, np.ones(2), 1.0, seed=0, restarts=schedule, max_restarts=3, batched=True
+    )
+    again = minimize(
+        rastrigin, np.ones(2), 1.0, seed=0, restarts=schedule, max_restarts=3, batched=True
+    )
     assert schedule.width == 1.0
     assert first.nfev == again.nfev
 
@@ -146,7 +162,11 @@ def test_each_search_has_its_own_copy_of_a_schedule() -> None:
         ),
         ({"method": 3}, TypeError, "method must be one of"),
         ({"method": ["spectral"]}, TypeError, "method must be one of"),
-        ({"restarts": "never"}, ValueError, "restarts must be one of ipop, bipop or a function, got 'never'"),
+        (
+            {"restarts": "never"},
+            ValueError,
+            "restarts must be one of ipop, bipop or a function, got 'never'",
+        ),
     ],
 )
 def test_unknown_names_list_the_choices(options: dict, error: type[Exception], text: str) -> None:  # type: ignore[type-arg]
@@ -181,7 +201,12 @@ def test_bounds_hold_in_the_number_format_of_the_points(dtype: str) -> None:
     form = getattr(torch, dtype)
     bound = torch.tensor(0.1, dtype=form)
     result = minimize(
-        lambda x: float(-x.double().sum()), torch.zeros(2, dtype=form), 0.03, seed=0, bounds=(-0.1, 0.1), max_evals=400
+        lambda x: float(-x.double().sum()),
+        torch.zeros(2, dtype=form),
+        0.03,
+        seed=0,
+        bounds=(-0.1, 0.1),
+        max_evals=400,
     )
     assert (result.x <= bound).all()
     assert (result.x == bound).all()
@@ -189,5 +214,11 @@ def test_bounds_hold_in_the_number_format_of_the_points(dtype: str) -> None:
 
 def test_points_too_large_for_their_number_format_are_cut() -> None:
     torch = pytest.importorskip("torch")
-    result = minimize(lambda x: float(-x[0]), torch.full((2,), 1e4, dtype=torch.float16), 5e4, seed=0, max_evals=60)
+    result = minimize(
+        lambda x: float(-x[0]),
+        torch.full((2,), 1e4, dtype=torch.float16),
+        5e4,
+        seed=0,
+        max_evals=60,
+    )
     assert torch.isfinite(result.x).all()

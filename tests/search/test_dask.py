@@ -32,7 +32,9 @@ def deadly(x: np.ndarray) -> float:  # type: ignore[type-arg]
 
 
 def cluster(**options: Any) -> Any:
-    return distributed.LocalCluster(threads_per_worker=1, dashboard_address=None, silence_logs=50, **options)
+    return distributed.LocalCluster(
+        threads_per_worker=1, dashboard_address=None, silence_logs=50, **options
+    )
 
 
 def test_workers_of_a_client_give_the_same_result_and_may_hang() -> None:
@@ -41,7 +43,14 @@ def test_workers_of_a_client_give_the_same_result_and_may_hang() -> None:
         spread = minimize(fine, np.full(2, 0.5), 0.3, seed=0, max_evals=30, executor=client)
         np.testing.assert_array_equal(alone.x, spread.x)
         result = minimize(
-            hangs, np.full(2, 1.1), 0.3, method="spectral", seed=3, max_evals=6, executor=client, timeout=5
+            hangs,
+            np.full(2, 1.1),
+            0.3,
+            method="spectral",
+            seed=3,
+            max_evals=6,
+            executor=client,
+            timeout=5,
         )
         over.set()
     assert 0 < result.failures < result.nfev
@@ -59,7 +68,9 @@ def test_workers_may_die() -> None:
         cluster(n_workers=2, processes=True) as workers,
         distributed.Client(workers) as client,
     ):
-        result = minimize(deadly, np.full(2, 1.1), 0.3, method="spectral", seed=3, max_evals=6, executor=client)
+        result = minimize(
+            deadly, np.full(2, 1.1), 0.3, method="spectral", seed=3, max_evals=6, executor=client
+        )
     assert 0 < result.failures < result.nfev
     assert result.first_failure is not None
     assert "KilledWorker" in result.first_failure

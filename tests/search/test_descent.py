@@ -1,4 +1,6 @@
-"""The start for smooth functions: its formulas, where it gives up, what it hands over, and that it can be saved."""
+"""The start for smooth functions: its formulas, where it gives up, what it hands over, and that it
+can be saved.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def descend(fun, x0: Array, sigma: float = 1.0, kind=Descent, **options) -> tupl
 
 @pytest.mark.parametrize("curvature", [0.3, 1.0, 7.0, -2.0])
 def test_the_factor_has_the_inverse_hessian_of_bfgs(curvature: float) -> None:
-    """Against the textbook's update of the matrix itself, after the self-scaling and Powell's damping."""
+    """Against the textbook's update of the matrix itself, after the self-scaling and Powell's
+    damping.
+    """
     rng, d = np.random.default_rng(0), 5
     L, s, slope = rng.standard_normal((d, d)), rng.standard_normal(d), rng.standard_normal(d)
     y = rng.standard_normal(d)
@@ -51,7 +55,9 @@ def test_the_factor_has_the_inverse_hessian_of_bfgs(curvature: float) -> None:
     H = H * max(1.0, (move @ old / (move @ change)) ** (2 * SOFTENING))
     r = 1 / (move @ change)
     left = np.eye(d) - r * np.outer(move, change)
-    np.testing.assert_allclose(factor @ factor.T, left @ H @ left.T + r * np.outer(move, move), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        factor @ factor.T, left @ H @ left.T + r * np.outer(move, move), rtol=1e-9, atol=1e-12
+    )
     np.testing.assert_allclose(turned, factor.T @ gradient, rtol=1e-9, atol=1e-12)
 
 
@@ -73,7 +79,8 @@ def test_smooth_functions_are_solved(d: int) -> None:
     assert ellipsoid(R @ state.mean, 1e6) < 1e-9
     assert count < 80 * (d + 2)
     state, count = descend(rosenbrock, np.linspace(-1, 0.5, d + 1), tolfun=1e-11)
-    assert state.value < 1e-8 or np.abs(state.mean - 1).max() > 1  # this function has a second, local minimum
+    # This function has a second, local minimum
+    assert state.value < 1e-8 or np.abs(state.mean - 1).max() > 1
     assert count < 200 * (d + 2)
 
 
@@ -132,9 +139,12 @@ def test_in_many_dimensions_the_first_moves_are_in_blocks() -> None:
             z = state.draw(np.random.default_rng(0), state.points)
             state = state.update(z, np.array([fun(x) for x in state.sample(z)]))  # type: ignore[assignment]
         moved = np.flatnonzero(state.mean != before.mean)
-        np.testing.assert_array_equal(moved, range(first, last) if number < BLOCKS - 1 else [])  # the last one is flat
+        # The last one is flat
+        np.testing.assert_array_equal(moved, range(first, last) if number < BLOCKS - 1 else [])
         np.testing.assert_allclose(state.mean[first:last], 0 if len(moved) else 1, atol=1e-5)
-    state, count = descend(lambda x: ellipsoid(rotation(d) @ x, 100.0), np.ones(d), kind=LimitedDescent, tolfun=1e-9)
+    state, count = descend(
+        lambda x: ellipsoid(rotation(d) @ x, 100.0), np.ones(d), kind=LimitedDescent, tolfun=1e-9
+    )
     assert state.over == "converged"
     assert state.swept == SWEEPS * BLOCKS  # type: ignore[attr-defined]
     assert count < 80 * d
@@ -172,11 +182,20 @@ def test_minimize_says_what_it_did() -> None:
     assert order.decisions == ()
     found = minimize(rastrigin, np.full(4, 3.3), 1.0, seed=0, max_evals=2000)
     assert found.decisions[2].startswith("the descent found a minimum, 35.8")
-    for options, why in (({"noisy": True}, "noisy"), ({"integers": [0]}, "integers"), ({"max_evals": 5}, "too few")):
-        assert why in minimize(sphere, np.ones(4), 0.5, seed=0, **{"max_evals": 100, **options}).decisions[0]
+    for options, why in (
+        ({"noisy": True}, "noisy"),
+        ({"integers": [0]}, "integers"),
+        ({"max_evals": 5}, "too few"),
+    ):
+        assert (
+            why
+            in minimize(sphere, np.ones(4), 0.5, seed=0, **{"max_evals": 100, **options}).decisions[
+                0
+            ]
+        )
 
 
-def test_after_a_minimum_the_search_begins_where_it_would_have_and_else_where_the_descent_came_to() -> None:
+def test_after_a_minimum_the_search_begins_anew_and_else_where_the_descent_came_to() -> None:
     def cut(x: Array) -> float:
         return float(sphere(x)) if sphere(x) > 20 else np.inf
 
@@ -199,7 +218,9 @@ def test_descents_from_elsewhere_go_on_as_long_as_they_find_lower_minima() -> No
     def peaks(x: Array) -> float:
         return float(1 - (np.linspace(0.2, 1, 20) * np.exp(-((x - centers) ** 2).sum(-1))).max())
 
-    result = minimize(peaks, centers[10] + 0.5, 0.5, seed=0, bounds=(-5, 5), restarts="ipop", max_evals=5000)
+    result = minimize(
+        peaks, centers[10] + 0.5, 0.5, seed=0, bounds=(-5, 5), restarts="ipop", max_evals=5000
+    )
     assert sum("the descent" in decision for decision in result.decisions) > 2
     assert result.restarts > 2
 
@@ -247,7 +268,9 @@ def test_in_many_dimensions_memory_is_linear() -> None:
 @pytest.mark.parametrize("how", ["state_dict", "pickle"])
 @pytest.mark.parametrize("after", [0, 1, 2, 4, 100, 200, 400])
 def test_in_many_dimensions_a_saved_search_goes_on_bit_for_bit(how: str, after: int) -> None:
-    search, copy = (Search(np.ones(410), 0.5, method="auto", seed=seed, restarts="ipop") for seed in (1, 2))
+    search, copy = (
+        Search(np.ones(410), 0.5, method="auto", seed=seed, restarts="ipop") for seed in (1, 2)
+    )
 
     def step(search: Search) -> Array:
         x = search.ask()
@@ -269,7 +292,9 @@ def test_in_many_dimensions_a_saved_search_goes_on_bit_for_bit(how: str, after: 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 7, 30, 60, 200])
 def test_saved_descents_go_on_exactly(how: str, after: int) -> None:
     def make(seed: int) -> Search:
-        return Search(np.full(4, 1.5), 0.5, method="auto", seed=seed, restarts="bipop", bounds=(-5, 5))
+        return Search(
+            np.full(4, 1.5), 0.5, method="auto", seed=seed, restarts="bipop", bounds=(-5, 5)
+        )
 
     def step(search: Search) -> Array:
         x = search.ask()
@@ -307,7 +332,9 @@ def test_a_search_that_ends_together_with_its_descent_can_be_saved() -> None:
 
 @pytest.mark.parametrize("size", [1e-320, 1e-150, 1e150, 1e306])
 def test_values_of_any_size_do_no_harm(size: float) -> None:
-    result = minimize(lambda x: size * float(sphere(x - 1)), np.zeros(3), 0.5, seed=0, tolfun=0.0, max_evals=600)
+    result = minimize(
+        lambda x: size * float(sphere(x - 1)), np.zeros(3), 0.5, seed=0, tolfun=0.0, max_evals=600
+    )
     assert np.isfinite(result.x).all()
     assert result.fun <= 3 * size
 

@@ -1,4 +1,6 @@
-"""Bounds and integers: points are always allowed ones, and minima at walls and between integers are found."""
+"""Bounds and integers: points are always allowed ones, and minima at walls and between integers are
+found.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from eigenstep_lab.baselines.paper_nes import PaperNES
 from .problems import Array, ellipsoid, sphere
 
 
-def domain(bounds: object, d: int = 3, integers: object = None, scale: Array | None = None) -> Domain:
+def domain(
+    bounds: object, d: int = 3, integers: object = None, scale: Array | None = None
+) -> Domain:
     return Domain.build(np.ones(d) if scale is None else scale, bounds, integers)  # type: ignore[arg-type]
 
 
@@ -43,7 +47,9 @@ def test_far_from_the_bounds_nothing_changes_and_beyond_the_walls_space_is_mirro
     u = np.random.default_rng(0).uniform(-9, 9, (200, 3))
     x = made.decode(u)
     assert made.contains(x)
-    inside = (u * made.scale > made.lower + made.margin) & (u * made.scale < made.upper - made.margin)
+    inside = (u * made.scale > made.lower + made.margin) & (
+        u * made.scale < made.upper - made.margin
+    )
     assert inside.sum() > 100
     np.testing.assert_array_equal(x[inside], (u * made.scale)[inside])
     # Walls are at -0.2 and 2.2, at 0.5, and at 1; from wall to wall and back is a period.
@@ -81,17 +87,27 @@ def test_a_mean_beyond_a_wall_and_its_mirror_image_are_the_same_search(method: s
     inside = outside.reflected(mean, flipped)
     if method in ("separable", "lowrank"):
         signs = np.where(flipped, -1.0, 1.0)
-        np.testing.assert_allclose(made.decode(inside.sample(signs * z)), made.decode(outside.sample(z)), atol=1e-14)
+        np.testing.assert_allclose(
+            made.decode(inside.sample(signs * z)), made.decode(outside.sample(z)), atol=1e-14
+        )
     else:
-        np.testing.assert_allclose(made.decode(inside.sample(z)), made.decode(outside.sample(z)), atol=1e-14)
+        np.testing.assert_allclose(
+            made.decode(inside.sample(z)), made.decode(outside.sample(z)), atol=1e-14
+        )
 
 
 @pytest.mark.parametrize("method", ["spectral", "separable", "lowrank"])
 @pytest.mark.parametrize(
     ("target", "bounds"),
-    [(np.full(5, 3.0), (-1, 1)), (np.array([3.0, 0, -3, 0.5, 9]), (-1, 1)), (np.full(5, -2.0), (0, None))],
+    [
+        (np.full(5, 3.0), (-1, 1)),
+        (np.array([3.0, 0, -3, 0.5, 9]), (-1, 1)),
+        (np.full(5, -2.0), (0, None)),
+    ],
 )
-def test_minima_at_the_walls(method: str, target: Array, bounds: tuple[float, float | None]) -> None:
+def test_minima_at_the_walls(
+    method: str, target: Array, bounds: tuple[float, float | None]
+) -> None:
     lower, upper = bounds[0], np.inf if bounds[1] is None else bounds[1]
 
     def fun(x: Array) -> float:
@@ -104,7 +120,9 @@ def test_minima_at_the_walls(method: str, target: Array, bounds: tuple[float, fl
 
 
 def test_a_linear_function_in_a_box() -> None:
-    result = minimize(lambda x: float(x @ [1.0, -2.0, 3.0]), np.zeros(3), 1.0, bounds=(-2, 5), seed=0)
+    result = minimize(
+        lambda x: float(x @ [1.0, -2.0, 3.0]), np.zeros(3), 1.0, bounds=(-2, 5), seed=0
+    )
     np.testing.assert_allclose(result.x, [-2, 5, -2], atol=1e-6)
 
 
@@ -122,7 +140,9 @@ def test_integers_only() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_mixed_integers_do_not_get_stuck(seed: int) -> None:
-    """Correlated and badly scaled: the continuous part converges long before the integers are all right."""
+    """Correlated and badly scaled: the continuous part converges long before the integers are all
+    right.
+    """
     best = np.array([0.3, 5.0, -0.7, -3.0, 2.0, 0.1])
 
     def fun(x: Array) -> float:
@@ -130,7 +150,14 @@ def test_mixed_integers_do_not_get_stuck(seed: int) -> None:
         return float(ellipsoid(y, 100.0) + (y.sum()) ** 2)
 
     result = minimize(
-        fun, np.zeros(6), 1.0, integers=[1, 3, 4], seed=seed, target=1e-10, restarts="ipop", max_evals=20000
+        fun,
+        np.zeros(6),
+        1.0,
+        integers=[1, 3, 4],
+        seed=seed,
+        target=1e-10,
+        restarts="ipop",
+        max_evals=20000,
     )
     assert result.success
     np.testing.assert_array_equal(result.x[[1, 3, 4]], [5, -3, 2])
@@ -143,14 +170,18 @@ def test_bounded_integers_reach_their_bounds_and_not_beyond() -> None:
         seen.update(x.tolist())
         return float(-x.sum())
 
-    result = minimize(fun, np.zeros(3), 1.0, integers=[0, 1, 2], bounds=(-1.5, 2.5), seed=0, max_evals=400)
+    result = minimize(
+        fun, np.zeros(3), 1.0, integers=[0, 1, 2], bounds=(-1.5, 2.5), seed=0, max_evals=400
+    )
     np.testing.assert_array_equal(result.x, [2, 2, 2])
     assert seen <= {-1.0, 0.0, 1.0, 2.0}
 
 
 def test_coordinates_of_different_scale() -> None:
     scale = np.array([1e-6, 1.0, 1e6])
-    result = minimize(lambda x: float(sphere(x / scale - 1)), np.zeros(3), scale, seed=0, target=1e-12, tolx=0)
+    result = minimize(
+        lambda x: float(sphere(x / scale - 1)), np.zeros(3), scale, seed=0, target=1e-12, tolx=0
+    )
     assert result.success
     assert result.nfev < 600
 
@@ -171,6 +202,8 @@ def test_coordinates_of_different_scale() -> None:
         (None, np.array([True]), ValueError, "mask"),
     ],
 )
-def test_impossible_domains(bounds: object, integers: object, error: type[Exception], text: str) -> None:
+def test_impossible_domains(
+    bounds: object, integers: object, error: type[Exception], text: str
+) -> None:
     with pytest.raises(error, match=text):
         domain(bounds, 3, integers)

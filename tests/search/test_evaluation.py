@@ -1,4 +1,6 @@
-"""Functions that raise, return nonsense, run on workers, hang or die with their worker; noise; history."""
+"""Functions that raise, return nonsense, run on workers, hang or die with their worker; noise;
+history.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def hangs_sometimes(x: Array) -> float:
 
 def test_what_hangs_costs_its_evaluations() -> None:
     with ThreadPoolExecutor(8) as pool:
-        result = minimize(hangs_sometimes, np.full(2, 0.6), 0.2, seed=0, max_evals=60, executor=pool, timeout=0.1)
+        result = minimize(
+            hangs_sometimes, np.full(2, 0.6), 0.2, seed=0, max_evals=60, executor=pool, timeout=0.1
+        )
     assert result.failures > 0
     assert result.first_failure is not None
     assert result.first_failure.startswith("TimeoutError")
@@ -128,7 +132,10 @@ def test_rank_change_tells_noise_from_none() -> None:
     rng = np.random.default_rng(0)
     values = np.arange(20.0)
     assert rank_change(values, values[:5] + 1e-9) < 0
-    assert np.mean([rank_change(rng.standard_normal(20), rng.standard_normal(5)) for _ in range(200)]) > 0
+    assert (
+        np.mean([rank_change(rng.standard_normal(20), rng.standard_normal(5)) for _ in range(200)])
+        > 0
+    )
 
 
 def test_values_are_averaged() -> None:
@@ -140,7 +147,9 @@ def test_values_are_averaged() -> None:
 
 
 def test_noise_is_averaged_away() -> None:
-    """With noise as large as the values themselves near the end, averaging gets several times closer."""
+    """With noise as large as the values themselves near the end, averaging gets several times
+    closer.
+    """
 
     def solve(noisy: bool, seed: int) -> float:
         rng = np.random.default_rng(seed)
@@ -150,7 +159,9 @@ def test_noise_is_averaged_away() -> None:
             search.tell(x, sphere(x) + rng.standard_normal(len(x)))
         return float(sphere(search.mean))
 
-    plain, averaged = (np.median([solve(noisy, seed) for seed in range(7)]) for noisy in (False, True))
+    plain, averaged = (
+        np.median([solve(noisy, seed) for seed in range(7)]) for noisy in (False, True)
+    )
     assert averaged < 0.5 * plain
 
 
@@ -168,5 +179,7 @@ def test_history_knows_the_shape_of_the_function() -> None:
     history = minimize(lambda x: ellipsoid(x, 1e4), np.ones(4), 0.5, seed=0, batched=True).history
     assert history.ratio[-1] == pytest.approx(100, rel=0.7)
     assert history.axes[-1].shape == history.mean[-1].shape == (4,)
-    long = minimize(sphere, np.ones(200), 0.5, seed=0, max_evals=100, batched=True, method="separable").history
+    long = minimize(
+        sphere, np.ones(200), 0.5, seed=0, max_evals=100, batched=True, method="separable"
+    ).history
     assert long.mean[-1].shape == (64,)

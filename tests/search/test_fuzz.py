@@ -1,4 +1,6 @@
-"""Whatever values come, the state stays finite, the basis orthogonal and the eigenvalues positive."""
+"""Whatever values come, the state stays finite, the basis orthogonal and the
+eigenvalues positive.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,13 @@ def check(search: Search) -> None:
 
 @pytest.mark.parametrize(
     ("method", "d", "tells"),
-    [("spectral", 3, 4500), ("spectral", 45, 500), (PaperNES, 4, 3000), ("separable", 5, 2000), ("lowrank", 6, 2000)],
+    [
+        ("spectral", 3, 4500),
+        ("spectral", 45, 500),
+        (PaperNES, 4, 3000),
+        ("separable", 5, 2000),
+        ("lowrank", 6, 2000),
+    ],
 )
 def test_ten_thousand_hostile_tells(method: str, d: int, tells: int) -> None:
     rng = np.random.default_rng(d)
@@ -70,7 +78,9 @@ def test_a_search_recovers_from_hostile_values(method: str) -> None:
     search = Search(np.full(4, 2.0), 1.0, method=method, seed=0, max_evals=10**6, tolfun=0, tolx=0)
     for _ in range(30):
         x = search.ask()
-        search.tell(x, np.where(rng.uniform(size=len(x)) < 0.5, np.nan, rng.standard_normal(len(x))))
+        search.tell(
+            x, np.where(rng.uniform(size=len(x)) < 0.5, np.nan, rng.standard_normal(len(x)))
+        )
     for _ in range(800):
         x = search.ask()
         search.tell(x, ellipsoid(x, 10.0))

@@ -15,7 +15,9 @@ from eigenstep_lab.baselines.paper_nes import PaperNES
 from .problems import Array, rosenbrock, rotation
 
 
-def run(method: str, function: Callable[[Array], Array], x0: Array, generations: int = 60) -> list[Array]:
+def run(
+    method: str, function: Callable[[Array], Array], x0: Array, generations: int = 60
+) -> list[Array]:
     search = Search(x0, 0.5, method=method, seed=7)
     seen = []
     for _ in range(generations):
@@ -31,9 +33,15 @@ def run(method: str, function: Callable[[Array], Array], x0: Array, generations:
     [np.log1p, lambda f: 1e200 * f, lambda f: -np.exp(-1e-3 * f), lambda f: f**3 - 1e6],
     ids=["log", "huge", "bounded", "cubed"],
 )
-def test_order_preserving_transforms_change_nothing(method: str, transform: Callable[[Array], Array]) -> None:
+def test_order_preserving_transforms_change_nothing(
+    method: str, transform: Callable[[Array], Array]
+) -> None:
     x0 = np.zeros(4)
-    for a, b in zip(run(method, rosenbrock, x0), run(method, lambda x: transform(rosenbrock(x)), x0), strict=True):
+    for a, b in zip(
+        run(method, rosenbrock, x0),
+        run(method, lambda x: transform(rosenbrock(x)), x0),
+        strict=True,
+    ):
         np.testing.assert_array_equal(a, b)
 
 

@@ -1,4 +1,6 @@
-"""The Gaussian of linear memory: compared with dense matrices, with separable scales, saved, and in many dimensions."""
+"""The Gaussian of linear memory: compared with dense matrices, with separable scales, saved, and in
+many dimensions.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ import numpy as np
 import pytest
 
 from eigenstep.search import Search, lowrank, minimize
-from eigenstep.search.lowrank import ABSORB, CROWD, SCALE_SPEED, SUCCESS_MEMORY, LowRankGaussian, wanted_success
+from eigenstep.search.lowrank import (
+    ABSORB,
+    CROWD,
+    SCALE_SPEED,
+    SUCCESS_MEMORY,
+    LowRankGaussian,
+    wanted_success,
+)
 from eigenstep.search.sampling import rates
 
 from .problems import Array, ellipsoid, rosenbrock, rotation, sphere
@@ -18,7 +27,10 @@ from .problems import Array, ellipsoid, rosenbrock, rotation, sphere
 
 def correlations(state: LowRankGaussian) -> Array:
     """``I + V^T Diag(exp v - 1) V``."""
-    return np.eye(len(state.mean)) + state.directions.T @ np.diag(np.expm1(state.log_eigs)) @ state.directions
+    return (
+        np.eye(len(state.mean))
+        + state.directions.T @ np.diag(np.expm1(state.log_eigs)) @ state.directions
+    )
 
 
 def root(matrix: Array) -> Array:
@@ -42,7 +54,9 @@ def test_the_update_is_that_of_dense_matrices(rank: int, monkeypatch: pytest.Mon
     state, rng, c = learned(d), np.random.default_rng(5), 1 / d
     order_weights = np.log((population + 1) / 2) - np.log(np.arange(1, population + 1))
     order_weights[order_weights > 0] /= order_weights[order_weights > 0].sum()
-    order_weights[order_weights < 0] /= -order_weights[order_weights < 0].sum() * (1 + CROWD * population / d)
+    order_weights[order_weights < 0] /= -order_weights[order_weights < 0].sum() * (
+        1 + CROWD * population / d
+    )
     known = rates(d, population, separable=True)
     many, one = min(0.5, SCALE_SPEED * known.rank_many), min(0.5, SCALE_SPEED * known.rank_one)
     for _ in range(5):
@@ -54,15 +68,20 @@ def test_the_update_is_that_of_dense_matrices(rank: int, monkeypatch: pytest.Mon
         weights = order_weights[values.argsort().argsort()]
         y = z @ root(K)
         step = sum(w * row for w, row in zip(weights, y, strict=True))
-        np.testing.assert_allclose(state.sample(z), state.mean + state.sigma * np.sqrt(D) * y, rtol=1e-10)
-        np.testing.assert_allclose(new.mean, state.mean + state.sigma * np.sqrt(D) * step, rtol=1e-9)
+        np.testing.assert_allclose(
+            state.sample(z), state.mean + state.sigma * np.sqrt(D) * y, rtol=1e-10
+        )
+        np.testing.assert_allclose(
+            new.mean, state.mean + state.sigma * np.sqrt(D) * step, rtol=1e-9
+        )
         memory = math.sqrt(c)
         p = (1 - memory) * state.path + math.sqrt(memory * (2 - memory) / (weights**2).sum()) * step
 
         factors = np.array(
             [
                 1
-                + many * sum(w * (row[j] ** 2 / K[j, j] - 1) for w, row in zip(weights, y, strict=True))
+                + many
+                * sum(w * (row[j] ** 2 / K[j, j] - 1) for w, row in zip(weights, y, strict=True))
                 + one * (p[j] ** 2 / K[j, j] - 1)
                 + many * ABSORB * math.log(K[j, j])
                 for j in range(d)
@@ -77,10 +96,14 @@ def test_the_update_is_that_of_dense_matrices(rank: int, monkeypatch: pytest.Mon
         gain = (sum(pairs) - wanted_success(population) * sum(map(abs, pairs))) / len(pairs)
         success = (1 - SUCCESS_MEMORY) * state.success + SUCCESS_MEMORY * gain
         assert new.success == pytest.approx(success, rel=1e-9)
-        assert float(new.sigma) == pytest.approx(float(state.sigma) * math.exp(success) * math.sqrt(center), rel=1e-9)
+        assert float(new.sigma) == pytest.approx(
+            float(state.sigma) * math.exp(success) * math.sqrt(center), rel=1e-9
+        )
 
         ratio = np.diag(np.sqrt(D / np.exp(new.log_scales)))
-        A = (1 - c) * (np.eye(d) + ratio @ (K - np.eye(d)) @ ratio) + c * np.outer(ratio @ p, ratio @ p)
+        A = (1 - c) * (np.eye(d) + ratio @ (K - np.eye(d)) @ ratio) + c * np.outer(
+            ratio @ p, ratio @ p
+        )
         eigs, vectors = np.linalg.eigh(A)
         differ = np.argsort(-np.abs(np.log(eigs / (1 - c))))
         eigs[differ[rank:]] = eigs[differ[rank:]].mean()
@@ -89,7 +112,9 @@ def test_the_update_is_that_of_dense_matrices(rank: int, monkeypatch: pytest.Mon
         state = new
 
 
-def test_with_all_directions_it_is_the_rank_one_update_of_cma(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_all_directions_it_is_the_rank_one_update_of_cma(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nothing is lost of the covariance if as many directions are kept as there can be."""
     d, c = 5, 1 / 5
     monkeypatch.setattr(lowrank, "SCALE_SPEED", 0.0)
@@ -99,7 +124,9 @@ def test_with_all_directions_it_is_the_rank_one_update_of_cma(monkeypatch: pytes
         z = state.draw(rng, 8)
         state = state.update(z, rosenbrock(state.sample(z)))
         C = (1 - c) * C + c * np.outer(state.path, state.path)
-        np.testing.assert_allclose(correlations(state) / np.trace(correlations(state)), C / np.trace(C), rtol=1e-6)
+        np.testing.assert_allclose(
+            correlations(state) / np.trace(correlations(state)), C / np.trace(C), rtol=1e-6
+        )
         C = correlations(state)  # the path is in units of sigma, which has the rest
 
 
@@ -108,7 +135,9 @@ def test_samples_can_be_whitened() -> None:
     z = state.draw(np.random.default_rng(1), 6)
     stretch = np.linspace(1, 2, 7)
     np.testing.assert_allclose(state.whiten(state.sample(z)), z, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(state.whiten(state.sample(z, stretch), stretch), z, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        state.whiten(state.sample(z, stretch), stretch), z, rtol=1e-9, atol=1e-12
+    )
     V = state.directions
     np.testing.assert_allclose(V @ V.T, np.eye(len(V)), atol=1e-12)
     D = np.diag(np.exp(state.log_scales / 2))
@@ -135,7 +164,10 @@ def test_on_a_plateau_nothing_is_learned_and_the_step_size_stays() -> None:
     after = state.update(z, np.full(10, 3.0))
     np.testing.assert_allclose(after.mean, state.mean, rtol=1e-12)
     assert after.success == 0.0
-    assert (np.abs(after.path) <= np.abs(np.exp((state.log_scales - after.log_scales) / 2) * state.path) + 1e-9).all()
+    assert (
+        np.abs(after.path)
+        <= np.abs(np.exp((state.log_scales - after.log_scales) / 2) * state.path) + 1e-9
+    ).all()
     failed = state.update(z, np.full(10, np.inf))  # all have failed: worse than what was there
     assert failed.sigma < after.sigma
     assert np.isfinite(failed.last).all()
@@ -144,7 +176,9 @@ def test_on_a_plateau_nothing_is_learned_and_the_step_size_stays() -> None:
 @pytest.mark.parametrize("how", ["state_dict", "pickle"])
 @pytest.mark.parametrize("after", [0, 1, 25])
 def test_a_saved_search_goes_on_bit_for_bit(how: str, after: int) -> None:
-    search, copy = (Search(np.ones(30), 0.5, method="lowrank", seed=s, bounds=(-3, 3)) for s in (1, 2))
+    search, copy = (
+        Search(np.ones(30), 0.5, method="lowrank", seed=s, bounds=(-3, 3)) for s in (1, 2)
+    )
 
     def step(search: Search) -> Array:
         x = search.ask()
@@ -166,7 +200,11 @@ def test_a_damaged_or_foreign_state_is_refused() -> None:
     x = search.ask()
     search.tell(x, sphere(x))
     before, state = search.distribution, search.state_dict()
-    for name, value in (("directions", np.zeros((3, 20))), ("path", np.full(20, np.nan)), ("last", np.full(9, np.inf))):
+    for name, value in (
+        ("directions", np.zeros((3, 20))),
+        ("path", np.full(20, np.nan)),
+        ("last", np.full(9, np.inf)),
+    ):
         damaged = {**state, "distribution": {**state["distribution"], name: value}}
         with pytest.raises(ValueError, match="damaged"):
             search.load_state_dict(damaged)
@@ -176,7 +214,9 @@ def test_a_damaged_or_foreign_state_is_refused() -> None:
 
 
 def turned(x: Array, signs: Array, order: Array) -> Array:
-    """A rotation without a matrix: signs, then the real parts of a Fourier transform, which is orthogonal."""
+    """A rotation without a matrix: signs, then the real parts of a Fourier transform, which is
+    orthogonal.
+    """
     z = np.fft.fft((signs * x)[..., order], axis=-1, norm="ortho")
     return z.real + z.imag
 
@@ -184,7 +224,9 @@ def turned(x: Array, signs: Array, order: Array) -> Array:
 def evaluations(method: str, fun: object, d: int, part: float, budget: int) -> float:
     start = np.random.default_rng(0).uniform(-1, 1, d)
     target = part * float(fun(start))  # type: ignore[operator]
-    result = minimize(fun, start, 0.5, method=method, seed=0, target=target, max_evals=budget, batched=True)  # type: ignore[arg-type]
+    result = minimize(
+        fun, start, 0.5, method=method, seed=0, target=target, max_evals=budget, batched=True
+    )  # type: ignore[arg-type]
     return result.nfev if result.success else math.inf
 
 
@@ -216,11 +258,15 @@ def test_memory_is_linear(d: int) -> None:
 
 
 def test_minimize_chooses_it_where_slopes_say_nothing() -> None:
-    """Values in steps have no slopes: the descent sees that after a tenth of one, and the search goes on."""
+    """Values in steps have no slopes: the descent sees that after a tenth of one, and the search
+    goes on.
+    """
     d = 500
     fun = lambda x: float(np.round(1e4 * np.log(sphere(x))))  # noqa: E731
     result = minimize(fun, np.ones(d), 0.5, seed=0, max_evals=6000)
-    assert any("'lowrank', because there are 500 coordinates" in decision for decision in result.decisions)
+    assert any(
+        "'lowrank', because there are 500 coordinates" in decision for decision in result.decisions
+    )
     (end,) = (decision for decision in result.decisions if decision.startswith("the descent"))
     assert "gave up" in end
     assert int(end.split()[-2]) <= d // 10 + 1

@@ -1,4 +1,6 @@
-"""What users do wrong, and what their functions do to them: typos, Ctrl-C, points changed in place, odd values."""
+"""What users do wrong, and what their functions do to them: typos, Ctrl-C, points changed in place,
+odd values.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ from .problems import Array, sphere
 # A function that cannot be evaluated at all.
 
 
-@pytest.mark.parametrize("options", [{}, {"restarts": "bipop"}, {"batched": True}, {"noisy": True}, {"max_evals": 3}])
-def test_a_function_that_always_raises_is_called_for_one_generation_only(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"restarts": "bipop"}, {"batched": True}, {"noisy": True}, {"max_evals": 3}]
+)
+def test_a_function_that_always_raises_is_called_for_one_generation_only(
+    options: dict[str, Any],
+) -> None:
     calls = 0
 
     def typo(x: Array) -> float:
@@ -37,7 +43,9 @@ def test_a_function_that_always_raises_is_called_for_one_generation_only(options
 
     with pytest.raises(KeyError, match="forgotten") as caught:
         minimize(typo, np.ones(3), 0.5, **options)
-    assert re.match(r"fun failed at all \d+ points of the first generation", caught.value.__notes__[0])
+    assert re.match(
+        r"fun failed at all \d+ points of the first generation", caught.value.__notes__[0]
+    )
     assert calls <= 10
 
 
@@ -68,7 +76,9 @@ def test_functions_that_fail_later_or_in_part_are_searched_around() -> None:
 
 
 def test_functions_without_any_value_end_as_failed_and_without_success() -> None:
-    """Also where the distribution has become too narrow in the meantime, or the callback says stop."""
+    """Also where the distribution has become too narrow in the meantime, or the
+    callback says stop.
+    """
     for options in ({}, {"tolx": 0.4}, {"callback": lambda search: search.iterations == 2}):
         result = minimize(lambda x: math.nan, np.ones(3), 0.5, seed=0, **options)  # type: ignore[arg-type]
         assert not result.success
@@ -82,13 +92,17 @@ def test_restarts_do_not_go_on_where_nothing_has_a_value(restarts: str, elsewher
     options: dict[str, Any] = {"bounds": (-1.0, 1.0)} if elsewhere else {}
     result = minimize(lambda x: math.nan, np.zeros(3), 0.5, seed=0, restarts=restarts, **options)
     assert (result.reason, result.success, result.fun) == ("failed", False, math.inf)
-    assert result.restarts in (range(FAILED_RESTARTS, 2 * FAILED_RESTARTS + 1) if elsewhere else [0])
+    assert result.restarts in (
+        range(FAILED_RESTARTS, 2 * FAILED_RESTARTS + 1) if elsewhere else [0]
+    )
     assert result.failures == result.nfev < (10_000 if elsewhere else 500)
 
 
 def test_a_restart_elsewhere_finds_values() -> None:
     fun = lambda x: sphere(x) if x[0] > 0.5 else math.nan  # noqa: E731
-    result = minimize(fun, np.full(2, -0.9), 1e-3, seed=0, restarts="ipop", bounds=(-1.0, 1.0), max_evals=3000)
+    result = minimize(
+        fun, np.full(2, -0.9), 1e-3, seed=0, restarts="ipop", bounds=(-1.0, 1.0), max_evals=3000
+    )
     assert result.fun < 0.26
     assert result.restarts > 0
 
@@ -177,7 +191,11 @@ def honest(result: SearchResult) -> None:
 def test_functions_may_change_what_they_get(x0: Any, how: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         executor = pool if how == "pool" else None
-        honest(minimize(spoiled, x0, 0.5, seed=0, target=1e-8, batched=how == "batched", executor=executor))
+        honest(
+            minimize(
+                spoiled, x0, 0.5, seed=0, target=1e-8, batched=how == "batched", executor=executor
+            )
+        )
 
 
 def test_points_that_were_asked_for_or_looked_at_are_copies() -> None:
@@ -204,7 +222,9 @@ def test_points_that_were_asked_for_or_looked_at_are_copies() -> None:
 # Starts and values.
 
 
-@pytest.mark.parametrize(("x0", "sigma0"), [([0.0, 0.0], 1e-30), ([1.0, 1.0], 1e-12), ([0.0], [1e-20])])
+@pytest.mark.parametrize(
+    ("x0", "sigma0"), [([0.0, 0.0], 1e-30), ([1.0, 1.0], 1e-12), ([0.0], [1e-20])]
+)
 def test_a_sigma_below_tolx_is_refused(x0: list[float], sigma0: object) -> None:
     with pytest.raises(ValueError, match=r"below tolx=.*larger sigma0"):
         minimize(sphere, x0, sigma0)
@@ -217,7 +237,9 @@ def test_a_sigma_that_rounding_swallows_is_refused() -> None:
         minimize(lambda x: float(x.sum()), torch.full((2,), 1e6), 1e-3)
 
 
-@pytest.mark.parametrize("value", [1 + 2j, np.complex128(3), np.array(1j), torch.tensor(1j), None, "1.0", [1.0, 2.0]])
+@pytest.mark.parametrize(
+    "value", [1 + 2j, np.complex128(3), np.array(1j), torch.tensor(1j), None, "1.0", [1.0, 2.0]]
+)
 def test_values_that_are_no_real_numbers_are_mistakes(value: object) -> None:
     with pytest.raises(TypeError, match="fun must return a real number"):
         minimize(lambda x: value, np.ones(2), 0.5)
@@ -237,7 +259,9 @@ def test_complex_values_cannot_be_told(value: object) -> None:
 
 
 def test_values_too_large_for_a_float_have_failed() -> None:
-    result = minimize(lambda x: 10**400 if x[0] > 1 else float(sphere(x)), np.ones(2), 0.5, seed=0, target=1e-6)
+    result = minimize(
+        lambda x: 10**400 if x[0] > 1 else float(sphere(x)), np.ones(2), 0.5, seed=0, target=1e-6
+    )
     assert result.success
     assert result.failures > 0
 
@@ -257,7 +281,9 @@ def test_tensors_with_gradients_can_be_told() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"noisy": True}, {"method": PaperNES}, {"restarts": "ipop"}, {"batched": True}]
 )
-def test_the_allowed_evaluations_are_used_and_never_exceeded(max_evals: int, options: dict[str, Any]) -> None:
+def test_the_allowed_evaluations_are_used_and_never_exceeded(
+    max_evals: int, options: dict[str, Any]
+) -> None:
     calls = 0
 
     def fun(x: Array) -> Any:
@@ -315,7 +341,9 @@ def test_ties_share_their_weights() -> None:
         found = assign(values, table)[0].reshape(-1, shape[-1])
         for row, weights in zip(values.reshape(-1, shape[-1]), found, strict=True):
             ranked = table[np.argsort(np.argsort(row, kind="stable"))]
-            np.testing.assert_allclose(weights, [ranked[row == value].mean() for value in row], atol=1e-14)
+            np.testing.assert_allclose(
+                weights, [ranked[row == value].mean() for value in row], atol=1e-14
+            )
 
 
 def test_many_ties_cost_little_memory() -> None:
@@ -356,7 +384,9 @@ def test_workers_that_hang_are_replaced_and_ended() -> None:
         made.append(processes())
         return made[-1]
 
-    result = minimize(hangs_now_and_then, np.full(2, 0.6), 0.2, seed=0, max_evals=48, executor=pool, timeout=0.5)
+    result = minimize(
+        hangs_now_and_then, np.full(2, 0.6), 0.2, seed=0, max_evals=48, executor=pool, timeout=0.5
+    )
     assert len(made) > 1
     assert result.first_failure is not None
     assert result.first_failure.startswith("TimeoutError")

@@ -1,4 +1,6 @@
-"""Random options, functions and orders of calls: what can be said of every search, whatever happens to it."""
+"""Random options, functions and orders of calls: what can be said of every search, whatever happens
+to it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,20 @@ NUMBERS = st.floats(-1e6, 1e6).map(lambda x: round(x, 6))
 class Hostile:
     """A function that does one of many nasty things at each call, the same for the same seed."""
 
-    KINDS = ("normal", "nan", "inf", "raise", "tie", "huge", "tiny", "noise", "spoil", "integer", "tensor", "bigint")
+    KINDS = (
+        "normal",
+        "nan",
+        "inf",
+        "raise",
+        "tie",
+        "huge",
+        "tiny",
+        "noise",
+        "spoil",
+        "integer",
+        "tensor",
+        "bigint",
+    )
 
     def __init__(self, kinds: list[str], seed: int) -> None:
         self.kinds, self.rng, self.calls = kinds, np.random.default_rng(seed), 0
@@ -73,7 +88,9 @@ def problems(draw: st.DrawFn) -> tuple[Any, Any, dict[str, Any]]:
     }
     width = draw(st.lists(st.floats(1e-2, 1e4), min_size=d, max_size=d).map(np.array))
     options["bounds"] = draw(
-        st.sampled_from([None, (x0 - width, x0 + width), (None, x0 + width), (x0, None), (x0 - width, x0)])
+        st.sampled_from(
+            [None, (x0 - width, x0 + width), (None, x0 + width), (x0, None), (x0 - width, x0)]
+        )
     )
     if draw(st.booleans()):
         x0 = np.round(x0)
@@ -101,7 +118,9 @@ def start(make: Callable[[], Any]) -> Any:
 
 @RELAXED
 @given(problems(), KINDS, st.integers(0, 10**6))
-def test_whatever_a_function_does(problem: tuple[Any, Any, dict[str, Any]], kinds: list[str], seed: int) -> None:
+def test_whatever_a_function_does(
+    problem: tuple[Any, Any, dict[str, Any]], kinds: list[str], seed: int
+) -> None:
     x0, sigma0, options = problem
     start(lambda: Search(x0, sigma0, **options))
     fun = Hostile(kinds, seed)
@@ -127,7 +146,9 @@ def test_whatever_a_function_does(problem: tuple[Any, Any, dict[str, Any]], kind
 
 @RELAXED
 @given(problems(), KINDS, st.data())
-def test_calls_in_any_order(problem: tuple[Any, Any, dict[str, Any]], kinds: list[str], data: st.DataObject) -> None:
+def test_calls_in_any_order(
+    problem: tuple[Any, Any, dict[str, Any]], kinds: list[str], data: st.DataObject
+) -> None:
     x0, sigma0, options = problem
     search = start(lambda: Search(x0, sigma0, **options))
     fun = Hostile([kind for kind in kinds if kind != "raise"] or ["nan"], 0)
@@ -146,7 +167,9 @@ def test_calls_in_any_order(problem: tuple[Any, Any, dict[str, Any]], kinds: lis
         for array in (state.mean, state.sigma, state.axes(), state.deviations()):
             assert np.isfinite(array).all()
         assert (state.axes() > 0).all()
-        assert search.best is None or search._domain.contains(np.asarray(search.best, dtype=np.float64))
+        assert search.best is None or search._domain.contains(
+            np.asarray(search.best, dtype=np.float64)
+        )
         assert (search.best is None) == math.isinf(search.best_fun)
 
 
@@ -169,25 +192,47 @@ def tell_some(search: Search, points: Any, fun: Hostile, rng: np.random.Generato
 
 def tell_own(search: Search, points: Any, fun: Hostile, rng: np.random.Generator) -> Any:
     return tell(
-        search, rng.standard_normal((rng.integers(1, 9), search.dimension)) * 10.0 ** rng.integers(-9, 9), fun, rng
+        search,
+        rng.standard_normal((rng.integers(1, 9), search.dimension)) * 10.0 ** rng.integers(-9, 9),
+        fun,
+        rng,
     )
 
 
 def tell_wrong_values(search: Search, points: Any, fun: Hostile, rng: np.random.Generator) -> Any:
-    wrong = [np.zeros(len(points) + 1), np.zeros((len(points), 2)), "values", np.full(len(points), 1j), None, [], [{}]]
+    wrong = [
+        np.zeros(len(points) + 1),
+        np.zeros((len(points), 2)),
+        "values",
+        np.full(len(points), 1j),
+        None,
+        [],
+        [{}],
+    ]
     search.tell(points, wrong[rng.integers(len(wrong))])
     raise AssertionError("nonsense was accepted")
 
 
 def tell_wrong_points(search: Search, points: Any, fun: Hostile, rng: np.random.Generator) -> Any:
     d, values = search.dimension, np.zeros(len(points))
-    wrong = [np.zeros((len(points), d + 1)), np.full((len(points), d), np.nan), np.zeros((2, 2, d)), "points", None, []]
+    wrong = [
+        np.zeros((len(points), d + 1)),
+        np.full((len(points), d), np.nan),
+        np.zeros((2, 2, d)),
+        "points",
+        None,
+        [],
+    ]
     search.tell(wrong[rng.integers(len(wrong))], values)
     raise AssertionError("nonsense was accepted")
 
 
 def inject(search: Search, points: Any, fun: Hostile, rng: np.random.Generator) -> Any:
-    search.inject([points[0], rng.standard_normal(search.dimension), np.zeros(search.dimension + 1)][rng.integers(3)])
+    search.inject(
+        [points[0], rng.standard_normal(search.dimension), np.zeros(search.dimension + 1)][
+            rng.integers(3)
+        ]
+    )
     return points
 
 

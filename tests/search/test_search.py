@@ -27,7 +27,8 @@ def test_every_method_minimizes(method: object, d: int) -> None:
     assert result.fun <= 1e-12
     assert result.fun == sphere(result.x)
     history = result.history
-    unrecorded = (history.stride - 1) * max(history.population)  # long histories have every second generation, or fewer
+    # Long histories have every second generation, or fewer
+    unrecorded = (history.stride - 1) * max(history.population)
     assert result.nfev - unrecorded <= history.nfev[-1] <= result.nfev
 
 
@@ -110,12 +111,21 @@ def test_more_injected_points_than_fit_wait_for_the_next_generation() -> None:
 
 
 def save_state(search: Search) -> Search:
-    other = Search(np.full(4, 0.5), 0.5, seed=99, restarts="bipop", noisy=search.noise is not None, bounds=(-2, 2))
+    other = Search(
+        np.full(4, 0.5),
+        0.5,
+        seed=99,
+        restarts="bipop",
+        noisy=search.noise is not None,
+        bounds=(-2, 2),
+    )
     other.load_state_dict(search.state_dict())
     return other
 
 
-@pytest.mark.parametrize("save", [save_state, lambda s: pickle.loads(pickle.dumps(s))], ids=["state_dict", "pickle"])
+@pytest.mark.parametrize(
+    "save", [save_state, lambda s: pickle.loads(pickle.dumps(s))], ids=["state_dict", "pickle"]
+)
 @pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize("asked", [False, True])
 def test_saved_searches_go_on_exactly(save, noisy: bool, asked: bool) -> None:  # type: ignore[no-untyped-def]
@@ -174,7 +184,9 @@ def test_damaged_states_are_refused_and_change_nothing(key: str, damage: str) ->
     assert pickle.dumps(search) == before
 
 
-@pytest.mark.parametrize(("name", "value"), [("basis", np.eye(2)), ("sigma", np.array(np.nan)), ("path", np.zeros(4))])
+@pytest.mark.parametrize(
+    ("name", "value"), [("basis", np.eye(2)), ("sigma", np.array(np.nan)), ("path", np.zeros(4))]
+)
 def test_damaged_distributions_are_refused(name: str, value: Array) -> None:
     search = Search(np.zeros(3), 1.0, seed=0)
     state = search.state_dict()
@@ -207,9 +219,18 @@ def test_ipop_doubles_and_bipop_alternates() -> None:
 
 @pytest.mark.parametrize("restarts", ["ipop", "bipop"])
 def test_restarts_find_the_global_minimum(restarts: str) -> None:
-    """Rastrigin's function has 11^d minima in this box; from one start, the small population ends in a wrong one."""
+    """Rastrigin's function has 11^d minima in this box; from one start, the small population ends
+    in a wrong one.
+    """
     alone = minimize(
-        rastrigin, np.full(4, 3.3), 1.0, seed=0, bounds=(-5, 5), target=1e-8, max_evals=60_000, batched=True
+        rastrigin,
+        np.full(4, 3.3),
+        1.0,
+        seed=0,
+        bounds=(-5, 5),
+        target=1e-8,
+        max_evals=60_000,
+        batched=True,
     )
     again = minimize(
         rastrigin,
@@ -260,7 +281,12 @@ def test_tell_takes_points_of_ones_own() -> None:
         (([1.0, 2.0], 0.0), {}, ValueError, "sigma0 must be a positive number"),
         (([1.0, 2.0], [1.0, 2.0, 3.0]), {}, ValueError, "sigma0"),
         (([1.0, 2.0], np.inf), {}, ValueError, "sigma0"),
-        (([1.0], 1.0), {"method": "magic"}, ValueError, "method must be one of spectral, separable"),
+        (
+            ([1.0], 1.0),
+            {"method": "magic"},
+            ValueError,
+            "method must be one of spectral, separable",
+        ),
         (([1.0], 1.0), {"restarts": "never"}, ValueError, "restarts must be one of"),
         (([1.0], 1.0), {"population": 3}, ValueError, "population must be at least 4"),
         (([1.0], 1.0), {"population": 4.5}, TypeError, "population must be an integer"),
@@ -270,7 +296,9 @@ def test_tell_takes_points_of_ones_own() -> None:
         (([3.0], 1.0), {"bounds": (0, 1)}, ValueError, "x0 must be within the bounds"),
     ],
 )
-def test_impossible_arguments(arguments: tuple, options: dict, error: type[Exception], text: str) -> None:  # type: ignore[type-arg]
+def test_impossible_arguments(
+    arguments: tuple, options: dict, error: type[Exception], text: str
+) -> None:  # type: ignore[type-arg]
     with pytest.raises(error, match=text):
         Search(*arguments, **options)
 

@@ -28,8 +28,12 @@ def random_state(d: int, seed: int = 0) -> SpectralGaussian:
     )
 
 
-def dense_cma(state: SpectralGaussian, x: Array, values: Array) -> tuple[Array, float, Array, Array, Array]:
-    """CMA-ES's equations (Hansen, 2016) in the coordinates of the space, with an explicit covariance and its root."""
+def dense_cma(
+    state: SpectralGaussian, x: Array, values: Array
+) -> tuple[Array, float, Array, Array, Array]:
+    """CMA-ES's equations (Hansen, 2016) in the coordinates of the space, with an explicit
+    covariance and its root.
+    """
     assert state.basis is not None
     population, d = x.shape
     c = rates(d, population)
@@ -40,12 +44,19 @@ def dense_cma(state: SpectralGaussian, x: Array, values: Array) -> tuple[Array, 
     y = (x[np.argsort(values)] - state.mean) / sigma
     step = sum(w * row for w, row in zip(c.mean_weights, y, strict=True))
     mean = state.mean + sigma * step
-    p_s = (1 - c.step_path) * p_s + np.sqrt(c.step_path * (2 - c.step_path) * c.mean_selected) * whiten @ step
-    moving = np.linalg.norm(p_s) / np.sqrt(1 - (1 - c.step_path) ** (2 * (state.generation + 1))) < np.sqrt(
-        (2 + 4 / (d + 1)) * d
-    )
+    p_s = (1 - c.step_path) * p_s + np.sqrt(
+        c.step_path * (2 - c.step_path) * c.mean_selected
+    ) * whiten @ step
+    moving = np.linalg.norm(p_s) / np.sqrt(
+        1 - (1 - c.step_path) ** (2 * (state.generation + 1))
+    ) < np.sqrt((2 + 4 / (d + 1)) * d)
     p_c = (1 - c.path) * p_c + moving * np.sqrt(c.path * (2 - c.path) * c.mean_selected) * step
-    decay = 1 - c.rank_one - c.rank_many * c.weights.sum() + (not moving) * c.rank_one * c.path * (2 - c.path)
+    decay = (
+        1
+        - c.rank_one
+        - c.rank_many * c.weights.sum()
+        + (not moving) * c.rank_one * c.path * (2 - c.path)
+    )
     new = decay * C + c.rank_one * np.outer(p_c, p_c)
     for w, row in zip(c.weights, y, strict=True):
         scale = 1.0 if w >= 0 else d / np.linalg.norm(whiten @ row) ** 2
@@ -74,7 +85,10 @@ def test_update_is_cma_es_up_to_the_spectral_factor(seed: int, path: float) -> N
     rayleigh = np.diag(new.basis.T @ C @ new.basis)
     np.testing.assert_allclose(np.exp(new.log_eigs) * moved**2, rayleigh, rtol=1e-10)
     # ... which are closer to its eigenvectors than the old ones.
-    off = [np.linalg.norm(m - np.diag(np.diag(m))) for m in (b.T @ C @ b for b in (state.basis, new.basis))]
+    off = [
+        np.linalg.norm(m - np.diag(np.diag(m)))
+        for m in (b.T @ C @ b for b in (state.basis, new.basis))
+    ]
     assert off[1] < 0.7 * off[0]
 
 
@@ -92,7 +106,9 @@ def test_turns_that_wait_collect_the_same_covariance(monkeypatch: pytest.MonkeyP
         if generation == 0:
             C = dense_cma(before, x, ellipsoid(x))[-1]
             assert state.average is not None
-            np.testing.assert_allclose(before.basis @ state.average @ before.basis.T, C, rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(
+                before.basis @ state.average @ before.basis.T, C, rtol=1e-10, atol=1e-12
+            )
         np.testing.assert_array_equal(state.basis, before.basis)
         np.testing.assert_array_equal(state.log_eigs, before.log_eigs)
     z = state.draw(rng, 8)
@@ -104,9 +120,15 @@ def test_turns_that_wait_collect_the_same_covariance(monkeypatch: pytest.MonkeyP
 
 
 def test_separable_is_the_diagonal_of_the_full_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same rates and an identity basis, the diagonal of the new covariance is that of the full one."""
+    """With the same rates and an identity basis, the diagonal of the new covariance is that of the
+    full one.
+    """
     d = 5
-    monkeypatch.setattr(spectral, "rates", lambda d, population, separable: replace(rates(d, population), interval=2))
+    monkeypatch.setattr(
+        spectral,
+        "rates",
+        lambda d, population, separable: replace(rates(d, population), interval=2),
+    )
     full = replace(random_state(d), basis=np.eye(d))
     diagonal = replace(full, basis=None)
     z = full.draw(np.random.default_rng(1), 8)
@@ -145,7 +167,9 @@ def test_deviations_and_axes_are_those_of_many_samples() -> None:
     z = np.random.default_rng(0).standard_normal((200_000, 4))
     x = state.sample(z)
     np.testing.assert_allclose(x.std(0), state.deviations(), rtol=0.01)
-    np.testing.assert_allclose(np.sort(np.linalg.eigvalsh(np.cov(x.T))) ** 0.5, np.sort(state.axes()), rtol=0.01)
+    np.testing.assert_allclose(
+        np.sort(np.linalg.eigvalsh(np.cov(x.T))) ** 0.5, np.sort(state.axes()), rtol=0.01
+    )
 
 
 @pytest.mark.parametrize(("population", "d"), [(6, 10), (10, 3), (7, 4), (4, 1)])
@@ -185,7 +209,8 @@ def test_with_our_changes_undone_the_constants_are_those_of_cma_es(
     )
     assert c.path == pytest.approx(theirs._cc)
     assert c.rank_one == pytest.approx(theirs._c1)
-    more = 0.5 / ((d + 2) ** 2 + theirs._mu_eff)  # the tutorial of 2016 has 1/4 more than the package
+    # The tutorial of 2016 has 1/4 more than the package
+    more = 0.5 / ((d + 2) ** 2 + theirs._mu_eff)
     assert c.rank_many == pytest.approx(min(0.9, theirs._cmu + more))
     assert c.step_path == pytest.approx(theirs._c_sigma)
     assert c.step_damping == pytest.approx(theirs._d_sigma)
@@ -193,7 +218,9 @@ def test_with_our_changes_undone_the_constants_are_those_of_cma_es(
 
 
 def test_under_random_order_the_step_path_stays_standard_normal() -> None:
-    """`mean_selected` takes the mirrored samples into account: without selection, paths keep their expected length."""
+    """`mean_selected` takes the mirrored samples into account: without selection, paths keep their
+    expected length.
+    """
     d, runs = 8, 400
     state = SpectralGaussian.start(np.zeros((runs, d)), 1.0)
     rng = np.random.default_rng(0)

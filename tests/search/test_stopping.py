@@ -102,11 +102,15 @@ def test_steps_with_a_plateau_end_as_flat() -> None:
 
 @pytest.mark.parametrize("function", [sphere, ellipsoid, rastrigin])
 def test_ordinary_functions_do_not_stop_early(function: Callable[[Array], Array]) -> None:
-    """Without restarts, on functions of several kinds: a local minimum to full precision, not a weak excuse."""
+    """Without restarts, on functions of several kinds: a local minimum to full precision, not a
+    weak excuse.
+    """
     for seed in range(3):
         result = minimize(function, np.full(5, 2.2), 1.0, seed=seed, batched=True)
         assert result.reason == "tolfun"
-        gradient = [float(function(result.x + h) - function(result.x - h)) / 2e-6 for h in 1e-6 * np.eye(5)]
+        gradient = [
+            float(function(result.x + h) - function(result.x - h)) / 2e-6 for h in 1e-6 * np.eye(5)
+        ]
         assert np.abs(gradient).max() < 1e-2
 
 
@@ -125,9 +129,17 @@ def test_history_is_thinned_but_spans_the_run() -> None:
 
 
 def test_small_steps_on_a_slope_are_no_convergence() -> None:
-    """Values differ by less than tolfun from the beginning, but the distribution grows: the search has to go on."""
+    """Values differ by less than tolfun from the beginning, but the distribution grows: the search
+    has to go on.
+    """
     result = minimize(
-        lambda x: 1e-9 * sphere(x), np.ones(10), 1e-7, seed=0, method=PaperNES, population=20, batched=True
+        lambda x: 1e-9 * sphere(x),
+        np.ones(10),
+        1e-7,
+        seed=0,
+        method=PaperNES,
+        population=20,
+        batched=True,
     )
     assert result.reason == "diverged"
     assert not result.success

@@ -1,4 +1,6 @@
-"""The quadratic model: what it learns, when it is used, and that it never costs an evaluation it could not know of."""
+"""The quadratic model: what it learns, when it is used, and that it never costs an evaluation it
+could not know of.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_of_a_parabola_it_learns_slope_and_hessian() -> None:
     L = gaussian.sigma * gaussian.basis * np.exp(gaussian.log_eigs / 2)
     wanted, slope = L.T @ H @ L, L.T @ (H @ gaussian.mean)
     scale = slope @ state.slope / (slope @ slope)  # values are fitted in units of their range
-    np.testing.assert_allclose(state.hessian, scale * wanted, atol=1e-4 * np.abs(state.hessian).max())
+    np.testing.assert_allclose(
+        state.hessian, scale * wanted, atol=1e-4 * np.abs(state.hessian).max()
+    )
     np.testing.assert_allclose(state.slope, scale * slope, atol=1e-4 * np.abs(state.slope).max())
     assert state.agreement > 0.8
     least = state._minimum()
@@ -54,7 +58,8 @@ def test_the_model_grows_with_the_points() -> None:
     assert linear.slope.all()
     assert not linear.hessian.any()
     assert not nothing.slope.any()
-    assert np.count_nonzero(taught(sphere, 200, d=30).hessian) == 30  # a full one would have too many coefficients
+    # A full one would have too many coefficients
+    assert np.count_nonzero(taught(sphere, 200, d=30).hessian) == 30
 
 
 def test_its_own_minimum_comes_last_and_not_from_too_far() -> None:
@@ -84,7 +89,8 @@ def test_where_it_cannot_predict_the_search_is_the_same_without_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [np.zeros(8), np.full(8, np.inf), np.linspace(0, 1.7e308, 8), -np.linspace(0, 1e308, 8)]
+    "values",
+    [np.zeros(8), np.full(8, np.inf), np.linspace(0, 1.7e308, 8), -np.linspace(0, 1e308, 8)],
 )
 def test_plateaus_failures_and_huge_values_do_no_damage(values: Array) -> None:
     state, rng = Modeled.start(np.ones(D), 0.5), np.random.default_rng(0)
@@ -136,7 +142,9 @@ def test_where_rounding_disturbs_slopes_it_saves_most_evaluations() -> None:
         return ellipsoid(R @ x, 1e4) * (1 + 1e-5 * float(np.sin(1e9 * sphere(x))))
 
     methods = ("surrogate", "spectral")
-    found = {m: minimize(rough, np.full(d, 2.0), 1.0, method=m, seed=0, target=1e-3) for m in methods}
+    found = {
+        m: minimize(rough, np.full(d, 2.0), 1.0, method=m, seed=0, target=1e-3) for m in methods
+    }
     assert all(result.success for result in found.values())
     assert found["surrogate"].nfev < 0.7 * found["spectral"].nfev
 
@@ -150,7 +158,9 @@ def test_minimize_chooses_it_for_single_precision() -> None:
 
     start, counts = torch.full((8,), 2.0), {}
     for method in ("auto", "spectral"):
-        results = [minimize(fun, start, 1.0, method=method, seed=seed, target=1e-4) for seed in range(3)]
+        results = [
+            minimize(fun, start, 1.0, method=method, seed=seed, target=1e-4) for seed in range(3)
+        ]
         assert all(result.success for result in results)
         counts[method] = np.median([result.nfev for result in results])
     assert counts["auto"] < 0.7 * counts["spectral"]
@@ -166,7 +176,9 @@ def test_a_saved_search_goes_on_bit_for_bit(how: str, after: int) -> None:
         return quadratic(x) if x[0] < 1.2 else np.nan
 
     def start(seed: int) -> Search:
-        return Search(np.ones(D), 0.5, method="surrogate", bounds=(-3, 3), restarts="bipop", seed=seed)
+        return Search(
+            np.ones(D), 0.5, method="surrogate", bounds=(-3, 3), restarts="bipop", seed=seed
+        )
 
     search = start(0)
     for _ in range(after):

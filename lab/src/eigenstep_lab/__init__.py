@@ -1,6 +1,8 @@
-"""The laboratory of eigenstep: its command line and all that the studies need. The library does not import it.
+"""The laboratory of eigenstep: its command line and all that the studies need. The library does not
+import it.
 
-`cli` has the table of commands. Beside it: `demo` and `doctor`; `train`, `data` and `models` (training real networks);
-`problems` (what is optimized), `registry` and `baselines` (what eigenstep is compared with); `bench`, `cost` and
-`figures` (the studies), with `results` and `console`, which all of them use.
+`cli` has the table of commands. Beside it: `demo` and `doctor`; `train`, `data` and `models`
+(training real networks); `problems` (what is optimized), `registry` and `baselines` (what eigenstep
+is compared with); `bench`, `cost` and `figures` (the studies), with `results` and `console`, which
+all of them use.
 """

@@ -1,7 +1,8 @@
 """SHA-256 checksums of files, in the format of `sha256sum`.
 
-A checksum tells damage from what was saved: a failing disk, a copy that stopped halfway. It is no signature, because
-whoever can replace a file can replace a checksum beside it as well; reading the file must be safe all the same.
+A checksum tells damage from what was saved: a failing disk, a copy that stopped halfway. It is no
+signature, because whoever can replace a file can replace a checksum beside it as well; reading the
+file must be safe all the same.
 """
 
 from __future__ import annotations
@@ -27,13 +28,19 @@ def digest(path: Path) -> str:
 
 
 def write(listing: Path, digests: Mapping[str, str]) -> None:
-    """Write the checksums of files, by their names, to a file that `sha256sum --check` understands."""
+    """Write the checksums of files, by their names, to a file that `sha256sum --check`
+    understands.
+    """
     with atomic_write(listing) as file:
-        file.write("".join(f"{value}  {name}\n" for name, value in sorted(digests.items())).encode())
+        file.write(
+            "".join(f"{value}  {name}\n" for name, value in sorted(digests.items())).encode()
+        )
 
 
 def read(listing: Path) -> dict[str, str]:
-    """Read the checksums of files by their names; a `ValueError` says what is wrong with the list."""
+    """Read the checksums of files by their names; a `ValueError` says what is wrong
+    with the list.
+    """
     try:
         *lines, rest = listing.read_bytes().decode(errors="replace").split("\n")
     except FileNotFoundError as error:

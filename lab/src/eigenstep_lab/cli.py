@@ -1,4 +1,6 @@
-"""The `eigenstep` command line: a table of commands, each one a module with `add_arguments` and `run`."""
+"""The `eigenstep` command line: a table of commands, each one a module with `add_arguments` and
+`run`.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,10 @@ from .console import UserError, check_place, explain
 class Command:
     """One entry of a command table.
 
-    Attributes:
-        module: Imported only when the command is chosen. It offers `add_arguments(parser)` and `run(args)`,
-            and its docstring is the text above the options in `--help`.
-        summary: One line for the list of commands.
-        computes: Whether it uses torch, whose environment `cpu.prepare` must set up before torch is imported.
+    Attributes: module: Imported only when the command is chosen. It offers `add_arguments(parser)`
+        and `run(args)`, and its docstring is the text above the options in `--help`. summary: One
+        line for the list of commands. computes: Whether it uses torch, whose environment
+        `cpu.prepare` must set up before torch is imported.
     """
 
     module: str
@@ -37,21 +38,34 @@ class Command:
 PICTURES = (".png", ".svg", ".pdf")
 """Endings of pictures that can be drawn."""
 
-# To add a command, write its module and add one line here. Benchmarks have their own table in `eigenstep_lab.bench`.
+# To add a command, write its module and add one line here. Benchmarks have their own table in
+# `eigenstep_lab.bench`.
 COMMANDS: Mapping[str, Command] = {
     "demo": Command("eigenstep_lab.demo", "see the library's main job at work, in seconds"),
     "train": Command("eigenstep_lab.train.command", "train a transformer, with exact checkpoints"),
-    "tune": Command("eigenstep_lab.train.tune", "search hyperparameters at random, as the paper does"),
+    "tune": Command(
+        "eigenstep_lab.train.tune", "search hyperparameters at random, as the paper does"
+    ),
     "doctor": Command("eigenstep_lab.doctor", "what this machine can do: torch, bf16, peers, data"),
-    "reproduce": Command("eigenstep_lab.figures.reproduce", "make the figures of the paper, with verdicts"),
-    "data": Command("eigenstep_lab.data.command", "list, fetch and check the datasets", computes=False),
-    "soak": Command("eigenstep_lab.soak", "try thousands of random configurations, and look for what breaks"),
-    "bench": Command("eigenstep_lab.bench", "measure eigenstep against other methods", computes=False),
+    "reproduce": Command(
+        "eigenstep_lab.figures.reproduce", "make the figures of the paper, with verdicts"
+    ),
+    "data": Command(
+        "eigenstep_lab.data.command", "list, fetch and check the datasets", computes=False
+    ),
+    "soak": Command(
+        "eigenstep_lab.soak", "try thousands of random configurations, and look for what breaks"
+    ),
+    "bench": Command(
+        "eigenstep_lab.bench", "measure eigenstep against other methods", computes=False
+    ),
 }
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """A parser that imports its command's module when it is chosen, so that `eigenstep --help` stays instant."""
+    """A parser that imports its command's module when it is chosen, so that `eigenstep --help`
+    stays instant.
+    """
 
     def __init__(self, *, command: Command, dest: str, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
@@ -87,7 +101,9 @@ def add_commands(
         title="commands", metavar="COMMAND", required=True, parser_class=_CommandParser
     )
     for name, command in commands.items():
-        choices.add_parser(name, command=command, dest=dest, help=command.summary, parents=list(parents))
+        choices.add_parser(
+            name, command=command, dest=dest, help=command.summary, parents=list(parents)
+        )
 
 
 def _check_places(args: argparse.Namespace) -> None:
@@ -101,12 +117,16 @@ def _check_places(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0 done, 2 a mistake to repair, 130 interrupted."""
+    """Run the command line and return its exit status: 0 done, 2 a mistake to repair, 130
+    interrupted.
+    """
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="eigenstep",
-        description="Learn positive-definite curvature as eigenvalues and an eigenbasis, without decompositions.",
-        epilog="`eigenstep COMMAND --help` explains a command. New here? Try `eigenstep demo`, then `doctor`.",
+        description="Learn positive-definite curvature as eigenvalues and an eigenbasis, without "
+        "decompositions.",
+        epilog="`eigenstep COMMAND --help` explains a command. New here? Try `eigenstep demo`, "
+        "then `doctor`.",
     )
     parser.add_argument("--version", action="version", version=f"eigenstep {__version__}")
     add_commands(parser, COMMANDS)

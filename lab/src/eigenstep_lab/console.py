@@ -53,7 +53,9 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
 
 
 def progress(shown: bool = True) -> Any:
-    """Return rich's display of several progress bars, to be used in a `with` statement; it may be kept invisible."""
+    """Return rich's display of several progress bars, to be used in a `with` statement; it may be
+    kept invisible.
+    """
     from rich.progress import Progress
 
     return Progress(*Progress.get_default_columns(), disable=not shown)
@@ -78,7 +80,9 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _failure(error: BaseException, path: Path) -> BaseException:
-    """Return the error of the operating system that is behind another one, such as torch's, with the file's name."""
+    """Return the error of the operating system that is behind another one, such as torch's, with
+    the file's name.
+    """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__context__
@@ -86,7 +90,9 @@ def _failure(error: BaseException, path: Path) -> BaseException:
 
 
 def check_place(path: Path, *, folder: bool = False) -> None:
-    """Raise unless a file, or a folder with files, can be written at `path`; nothing is left there."""
+    """Raise unless a file, or a folder with files, can be written at `path`; nothing is
+    left there.
+    """
     if path.exists() and path.is_dir() is not folder:
         raise UserError(f"cannot write to {path}: it is {'no folder' if folder else 'a folder'}")
     place = path if folder else path.parent
@@ -100,9 +106,17 @@ def check_place(path: Path, *, folder: bool = False) -> None:
 
 def explain(error: OSError) -> str:
     """Say in one sentence what the operating system did not do, and what can be done about it."""
-    what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-    advice = {errno.ENOSPC: "make room", errno.EDQUOT: "make room", errno.EFBIG: "allow larger files"}
-    return what + (f"; {advice[error.errno]} and repeat the command" if error.errno in advice else "")
+    what = (
+        f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    )
+    advice = {
+        errno.ENOSPC: "make room",
+        errno.EDQUOT: "make room",
+        errno.EFBIG: "allow larger files",
+    }
+    return what + (
+        f"; {advice[error.errno]} and repeat the command" if error.errno in advice else ""
+    )
 
 
 def between(least: int, most: int) -> Callable[[str], int]:
@@ -118,7 +132,9 @@ def between(least: int, most: int) -> Callable[[str], int]:
 
 
 def write_json(path: Path, result: Any) -> None:
-    """Write a result so that a reader never sees half of it; NaN and infinity, unknown to JSON, become null."""
+    """Write a result so that a reader never sees half of it; NaN and infinity, unknown to JSON,
+    become null.
+    """
     with atomic_write(path) as file:
         file.write(json.dumps(_finite(result), indent=1, allow_nan=False).encode() + b"\n")
 

@@ -1,15 +1,17 @@
-"""Find out whether bf16 matrix products work on this processor, and repair what an environment variable can.
+"""Find out whether bf16 matrix products work on this processor, and repair what an environment
+variable can.
 
-Some processors (virtual ones, mostly) advertise AMX instructions and then kill the process with an illegal
-instruction at the first bf16 matmul. Telling oneDNN, the library behind torch's matmuls, to leave AMX alone helps;
-it reads that setting once, at the first matmul of the process, whatever its dtype. So call
+Some processors (virtual ones, mostly) advertise AMX instructions and then kill the process with an
+illegal instruction at the first bf16 matmul. Telling oneDNN, the library behind torch's matmuls, to
+leave AMX alone helps; it reads that setting once, at the first matmul of the process, whatever its
+dtype. So call
 
     from eigenstep_lab import cpu
     print(cpu.prepare().explain())
 
-at the start of a program, best before torch is imported: OMP_WAIT_POLICY, which stops idle threads from spinning, is
-read while torch is being imported. Nothing here runs by itself, and nothing here can crash the calling process: the
-matmul is tried in a child process.
+at the start of a program, best before torch is imported: OMP_WAIT_POLICY, which stops idle threads
+from spinning, is read while torch is being imported. Nothing here runs by itself, and nothing here
+can crash the calling process: the matmul is tried in a child process.
 """
 
 from __future__ import annotations
@@ -62,14 +64,17 @@ class Bf16:
         """Say in a sentence or two what was found and what to do."""
         if not self.works:
             return (
-                f"bf16 matmul does not work here (a trial ended with {self.failure}, without AMX too): "
+                f"bf16 matmul does not work here (a trial ended with {self.failure}, without AMX "
+                "too): "
                 "use float32 on this machine."
             )
         if self.settings:
             setting = " ".join(f"{name}={value}" for name, value in self.settings.items())
             return (
-                f"bf16 matmul works here only with {setting} (without it a trial ended with {self.failure}). It is "
-                f"set for this process; if a matmul ran before, that came too late: `export {setting}` in your shell."
+                f"bf16 matmul works here only with {setting} (without it a trial ended with "
+                f"{self.failure}). It is "
+                "set for this process; if a matmul ran before, that came too late: `export "
+                f"{setting}` in your shell."
             )
         return "bf16 matmul works here."
 
@@ -78,7 +83,8 @@ class Bf16:
 def prepare() -> Bf16:
     """Try a bf16 matmul in a child process and set in `os.environ` what makes it work.
 
-    The first call takes a few seconds, most of them the child's import of torch; later calls repeat its answer.
+    The first call takes a few seconds, most of them the child's import of torch; later calls repeat
+    its answer.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     failure = _try_bf16({})
@@ -91,7 +97,9 @@ def prepare() -> Bf16:
 
 
 def _try_bf16(settings: Mapping[str, str]) -> str:
-    """Run the probe in a child with `settings` on top of this environment; return how it failed, or ""."""
+    """Run the probe in a child with `settings` on top of this environment; return how it failed, or
+    "".
+    """
     try:
         child = subprocess.run(
             [sys.executable, "-c", _PROBE],

@@ -1,9 +1,9 @@
 """Train a small vision transformer on handwritten digits with four optimizers, and compare them.
 
-Everything needed is on board: the pictures come with scikit-learn. All optimizers start from the same weights, see the
-same batches in the same order and use the same schedule; each has its own learning rate, found beforehand. The table
-tells loss and error on held-out pictures, the picture shows the training loss and what Spectral has learned.
-It takes about half a minute on two cores.
+Everything needed is on board: the pictures come with scikit-learn. All optimizers start from the
+same weights, see the same batches in the same order and use the same schedule; each has its own
+learning rate, found beforehand. The table tells loss and error on held-out pictures, the picture
+shows the training loss and what Spectral has learned. It takes about half a minute on two cores.
 """
 
 from __future__ import annotations
@@ -30,11 +30,21 @@ OPTIONS: dict[str, dict[str, Any]] = {"adamw": {"betas": (0.9, 0.99)}}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how long to train and where the picture goes."""
-    parser.add_argument("--steps", type=between(1, 10**9), default=120, help="training steps (default: %(default)s)")
     parser.add_argument(
-        "--seed", type=between(0, LARGEST_SEED), default=0, help="first weights, order of data (default: %(default)s)"
+        "--steps", type=between(1, 10**9), default=120, help="training steps (default: %(default)s)"
     )
-    parser.add_argument("--plot", type=Path, default=Path("runs/demo.png"), help="the picture (default: %(default)s)")
+    parser.add_argument(
+        "--seed",
+        type=between(0, LARGEST_SEED),
+        default=0,
+        help="first weights, order of data (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        default=Path("runs/demo.png"),
+        help="the picture (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -58,19 +68,41 @@ def run(args: argparse.Namespace) -> None:
 
             records[name] = train(task, make, steps=args.steps, seed=args.seed, on_step=advance)
     rows = [
-        (name, f"{LEARNING_RATES[name]:g}", f"{r.test_loss:.3f}", f"{r.test_error:.1%}", *_milliseconds(r))
+        (
+            name,
+            f"{LEARNING_RATES[name]:g}",
+            f"{r.test_loss:.3f}",
+            f"{r.test_error:.1%}",
+            *_milliseconds(r),
+        )
         for name, r in sorted(records.items(), key=lambda item: item[1].test_loss)
     ]
-    columns = ("optimizer", "learning rate", "held-out loss", "held-out error", "optimizer ms", "whole step ms")
+    columns = (
+        "optimizer",
+        "learning rate",
+        "held-out loss",
+        "held-out error",
+        "optimizer ms",
+        "whole step ms",
+    )
     print_table(f"Handwritten digits, a vision transformer, {args.steps} steps", columns, rows)
     draw(records, learned["optimizer"], args.plot)
-    print("Next: `eigenstep train` trains on your own data, `eigenstep reproduce all` makes the paper's figures,")
-    print("`eigenstep bench` compares with other optimizers, `eigenstep doctor` says what this machine can do.")
+    print(
+        "Next: `eigenstep train` trains on your own data, `eigenstep reproduce all` makes the "
+        "paper's figures,"
+    )
+    print(
+        "`eigenstep bench` compares with other optimizers, `eigenstep doctor` says what this "
+        "machine can do."
+    )
 
 
 def _milliseconds(record: Record) -> list[str]:
     steps = max(1, len(record.losses))
-    return [f"{1e3 * seconds / steps:.1f}" for seconds in (record.optimizer_seconds, record.total_seconds)]
+    return [
+        f"{1e3 * seconds / steps:.1f}"
+        for seconds in (record.optimizer_seconds, record.total_seconds)
+    ]
 
 
 def draw(records: dict[str, Record], optimizer: Spectral, path: Path) -> None:
@@ -85,5 +117,7 @@ def draw(records: dict[str, Record], optimizer: Spectral, path: Path) -> None:
     for name, spectrum in optimizer.spectra().items():
         if "attention" in name or "mlp" in name:
             axes[0, 1].plot(spectrum["eigenvalues_1"].flatten(), alpha=0.6, linewidth=1)
-    axes[0, 1].set(title="Eigenvalues of the curvature, one line per matrix", xlabel="rank", yscale="log")
+    axes[0, 1].set(
+        title="Eigenvalues of the curvature, one line per matrix", xlabel="rank", yscale="log"
+    )
     save(drawn, path)

@@ -1,6 +1,7 @@
 """Say what this machine can do, and what to set or install to make it do more.
 
-Shows torch and its threads, whether bf16 matmuls work here, the packages we compare with, and the datasets.
+Shows torch and its threads, whether bf16 matmuls work here, the packages we compare with, and the
+datasets.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ from . import cpu
 from .console import print_table, write_json
 from .data.command import status
 
-PEERS = ("heavyball", "pytorch_optimizer", "cma", "cmaes", "coco-experiment", "cocopp", "crfmnes", "pymanopt", "geoopt")
+PEERS = (
+    "heavyball",
+    "pytorch_optimizer",
+    "cma",
+    "cmaes",
+    "coco-experiment",
+    "cocopp",
+    "crfmnes",
+    "pymanopt",
+    "geoopt",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +53,11 @@ def _machine() -> Iterable[tuple[str, str]]:
     yield "eigenstep", __version__
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
     yield "torch", torch.__version__
-    yield "CPU", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    yield (
+        "CPU",
+        f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, "
+        f"{torch.backends.cpu.get_cpu_capability()}",
+    )
     yield "OMP_WAIT_POLICY", os.environ.get("OMP_WAIT_POLICY", "not set")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     yield "GPU", ", ".join(gpus) or ("Apple" if torch.backends.mps.is_available() else "none")

@@ -10,14 +10,25 @@ from .plotting import figure, save
 
 Curve = tuple[Sequence[float], Sequence[float]]
 OURS = "#D55E00"
-OTHERS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#8C564B", "#7F7F7F", "#B8A000", "#4B0082", "#000000")
+OTHERS = (
+    "#0072B2",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#8C564B",
+    "#7F7F7F",
+    "#B8A000",
+    "#4B0082",
+    "#000000",
+)
 """Our color, and those of everything that we compare with, none of which is near it."""
 DASHES = ("--", "-.", ":")
 """By which variants of ours are told apart."""
 
 
 def look(name: str, number: int = 0) -> dict[str, Any]:
-    """Return how to draw the line of a method: ours thick and in one strong color, its variants broken.
+    """Return how to draw the line of a method: ours thick and in one strong color, its variants
+    broken.
 
     Args:
         name: of the method.
@@ -25,17 +36,31 @@ def look(name: str, number: int = 0) -> dict[str, Any]:
     """
     if name.lower().startswith(("spectral", "eigenstep", "ours")):
         plain = name.lower() in ("spectral", "eigenstep", "ours")
-        return {"color": OURS, "linewidth": 2.5, "zorder": 3, "linestyle": "-" if plain else DASHES[number % 3]}
+        return {
+            "color": OURS,
+            "linewidth": 2.5,
+            "zorder": 3,
+            "linestyle": "-" if plain else DASHES[number % 3],
+        }
     dash = "-" if number < len(OTHERS) else ":"
     return {"color": OTHERS[number % len(OTHERS)], "linewidth": 1.2, "linestyle": dash}
 
 
-def save_lines(path: str | Path, curves: Mapping[str, Curve], *, title: str, x: str, y: str, log: bool = False) -> Path:
+def save_lines(
+    path: str | Path, curves: Mapping[str, Curve], *, title: str, x: str, y: str, log: bool = False
+) -> Path:
     """Draw one line for each entry and write the picture."""
     drawn, axes = figure()
     ax = axes[0, 0]
     for number, (name, (xs, ys)) in enumerate(curves.items()):
-        ax.plot(xs, ys, marker="o" if len(xs) < 20 else None, markersize=4, label=name, **look(name, number))
+        ax.plot(
+            xs,
+            ys,
+            marker="o" if len(xs) < 20 else None,
+            markersize=4,
+            label=name,
+            **look(name, number),
+        )
     ax.set(title=title, xlabel=x, ylabel=y)
     if log:
         ax.set_xscale("log", base=2)

@@ -1,4 +1,6 @@
-"""Muon with its Newton-Schulz steps in float32: torch's own are in bfloat16, which few CPUs do fast."""
+"""Muon with its Newton-Schulz steps in float32: torch's own are in bfloat16, which few CPUs do
+fast.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
-    """Return about the nearest orthogonal matrix by Muon's Newton-Schulz steps, in the matrix's own precision."""
+    """Return about the nearest orthogonal matrix by Muon's Newton-Schulz steps, in the matrix's own
+    precision.
+    """
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix

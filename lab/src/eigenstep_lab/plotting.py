@@ -6,7 +6,9 @@ from typing import Any
 from eigenstep.core.result import require
 
 
-def figure(columns: int = 1, rows: int = 1, width: float = 5.5, height: float = 3.8) -> tuple[Any, Any]:
+def figure(
+    columns: int = 1, rows: int = 1, width: float = 5.5, height: float = 3.8
+) -> tuple[Any, Any]:
     """Return a new figure and its grid of axes, drawn without a screen."""
     require("matplotlib", "matplotlib").use("Agg")
     pyplot = require("matplotlib.pyplot", "matplotlib")

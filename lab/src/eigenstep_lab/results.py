@@ -1,4 +1,6 @@
-"""What an experiment gives: curves over several seeds, tables, and verdicts on claims, computed and never typed."""
+"""What an experiment gives: curves over several seeds, tables, and verdicts on claims, computed and
+never typed.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class Curve:
         return cls([float(at) for at in x], values.double().T.tolist())
 
     def quantile(self, fraction: float) -> list[float]:
-        """Return, at each point, the value below which this fraction of the seeds lies; NaN ranks last."""
+        """Return, at each point, the value below which this fraction of the seeds lies; NaN ranks
+        last.
+        """
         values = np.asarray(self.runs, dtype=float)
         ordered = np.where(np.isnan(values), np.inf, values)
         return [float(v) for v in np.quantile(ordered, fraction, axis=0, method="inverted_cdf")]
@@ -114,7 +118,12 @@ class Table:
 def verdict_table(title: str, verdicts: Sequence[Verdict]) -> Table:
     """Say what was claimed, what was measured, and whether the claim holds."""
     rows = [(v.claim, v.scheme, f"{v.quantity}: {v.measured}", v.word) for v in verdicts]
-    return Table(title, ("claim", "scheme", "measured", "verdict"), rows, timed=any(v.timed for v in verdicts))
+    return Table(
+        title,
+        ("claim", "scheme", "measured", "verdict"),
+        rows,
+        timed=any(v.timed for v in verdicts),
+    )
 
 
 @dataclass(frozen=True)
@@ -135,27 +144,44 @@ class Result:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Result:
-        """Build anew what ``as_dict`` gave, also if it was written as JSON, which turns infinity into null.
+        """Build anew what ``as_dict`` gave, also if it was written as JSON, which turns infinity
+        into null.
 
-        What cannot be drawn or printed, because the file was damaged, raises one of the usual errors of wrong data:
-        ArithmeticError, AttributeError, KeyError, TypeError or ValueError.
+        What cannot be drawn or printed, because the file was damaged, raises one of the usual
+        errors of wrong data: ArithmeticError, AttributeError, KeyError, TypeError or ValueError.
         """
         panels = [
-            Panel(**{**panel, "curves": {name: _read_curve(curve) for name, curve in panel["curves"].items()}})
+            Panel(
+                **{
+                    **panel,
+                    "curves": {name: _read_curve(curve) for name, curve in panel["curves"].items()},
+                }
+            )
             for panel in plain["panels"]
         ]
         texts = [text for panel in panels for text in (panel.title, panel.x, panel.y)]
-        _check(bool(panels) and all(panel.curves for panel in panels) and plain["columns"] in range(1, 100))
-        verdicts = [{**v, **{name: _number(v[name]) for name in ("value", "limit")}} for v in plain["verdicts"]]
+        _check(
+            bool(panels)
+            and all(panel.curves for panel in panels)
+            and plain["columns"] in range(1, 100)
+        )
+        verdicts = [
+            {**v, **{name: _number(v[name]) for name in ("value", "limit")}}
+            for v in plain["verdicts"]
+        ]
         for verdict in verdicts:
             verdict.pop("holds")  # it follows from the rest
         read = [Verdict(**verdict) for verdict in verdicts]
-        texts += [text for verdict in read for text in (verdict.claim, verdict.scheme, verdict.quantity)]
+        texts += [
+            text for verdict in read for text in (verdict.claim, verdict.scheme, verdict.quantity)
+        ]
         _check(all(isinstance(text, str) for text in texts))
         return cls(panels, read, [read_table(table) for table in plain["tables"]], plain["columns"])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain dicts, lists, strings and numbers, with the conclusions that follow from them."""
+        """Return plain dicts, lists, strings and numbers, with the conclusions that follow from
+        them.
+        """
         plain = asdict(self)
         for verdict, known in zip(plain["verdicts"], self.verdicts, strict=True):
             verdict["holds"] = known.holds
@@ -166,7 +192,9 @@ class Result:
 
 
 def read_table(plain: Mapping[str, Any]) -> Table:
-    """Build anew a table that was written as JSON; what is no table raises one of the usual errors of wrong data."""
+    """Build anew a table that was written as JSON; what is no table raises one of the usual errors
+    of wrong data.
+    """
     table = Table(**plain)
     _check(all(len(row) == len(table.columns) for row in table.rows))
     cells = [cell for row in table.rows for cell in row]
@@ -175,7 +203,10 @@ def read_table(plain: Mapping[str, Any]) -> Table:
 
 
 def _read_curve(plain: Mapping[str, Any]) -> Curve:
-    curve = Curve([_number(x) for x in plain["x"]], [[_number(value) for value in run] for run in plain["runs"]])
+    curve = Curve(
+        [_number(x) for x in plain["x"]],
+        [[_number(value) for value in run] for run in plain["runs"]],
+    )
     _check(bool(curve.x and curve.runs) and all(len(run) == len(curve.x) for run in curve.runs))
     return curve
 
@@ -190,8 +221,14 @@ def _check(fits: bool) -> None:
 
 
 def typical_ratio(curve: Curve, reference: Curve) -> float:
-    """Return the geometric mean over points and seeds of `curve` divided by `reference`, seed by seed."""
+    """Return the geometric mean over points and seeds of `curve` divided by `reference`, seed by
+    seed.
+    """
     ratios = np.asarray(curve.runs, dtype=float) / np.asarray(reference.runs, dtype=float)
     with np.errstate(divide="ignore", invalid="ignore"):
-        typical = math.exp(min(float(np.log(ratios).mean()), 700.0)) if not np.isnan(ratios).any() else math.nan
+        typical = (
+            math.exp(min(float(np.log(ratios).mean()), 700.0))
+            if not np.isnan(ratios).any()
+            else math.nan
+        )
     return typical

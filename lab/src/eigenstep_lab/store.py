@@ -1,7 +1,7 @@
 """Files of results, one line of JSON for each run, so that none is ever repeated.
 
-Several processes may add to one file; each line is written at once. A killed process may leave half a line, which
-readers pass over.
+Several processes may add to one file; each line is written at once. A killed process may leave half
+a line, which readers pass over.
 """
 
 from __future__ import annotations
@@ -27,14 +27,18 @@ SOURCES = (
 
 @lru_cache
 def code_version() -> str:
-    """Return a fingerprint of the sources that decide a step; comments and docstrings do not count."""
+    """Return a fingerprint of the sources that decide a step; comments and docstrings
+    do not count.
+    """
     root = Path(eigenstep.__file__).parent
     programs = [without_words((root / name).read_text(encoding="utf-8")) for name in SOURCES]
     return hashlib.sha256("\0".join(programs).encode()).hexdigest()[:8]
 
 
 def without_words(source: str) -> str:
-    """Return what a program does, in a form that is the same whatever its comments, docstrings and line breaks say."""
+    """Return what a program does, in a form that is the same whatever its comments, docstrings and
+    line breaks say.
+    """
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -44,7 +48,11 @@ def without_words(source: str) -> str:
 
 
 def _is_text(line: ast.AST) -> bool:
-    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
+    return (
+        isinstance(line, ast.Expr)
+        and isinstance(line.value, ast.Constant)
+        and isinstance(line.value.value, str)
+    )
 
 
 def lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -75,8 +83,14 @@ class Cells:
     def __init__(self, path: Path | None) -> None:
         """Read a file of cells; without one nothing is kept."""
         self.path = path
-        found = [line for _, line in lines(path) if isinstance(line, dict)] if path is not None else []
-        self.known = {_key(line["cell"]): line["result"] for line in found if line.keys() == {"cell", "result"}}
+        found = (
+            [line for _, line in lines(path) if isinstance(line, dict)] if path is not None else []
+        )
+        self.known = {
+            _key(line["cell"]): line["result"]
+            for line in found
+            if line.keys() == {"cell", "result"}
+        }
 
     def get(self, cell: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
         """Return what a cell holds, computing and adding it if it is missing.

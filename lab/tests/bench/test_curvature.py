@@ -1,4 +1,6 @@
-"""The curvature benchmark: its figure against oracles, its command on little data, and the results we publish."""
+"""The curvature benchmark: its figure against oracles, its command on little data, and the results
+we publish.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,18 @@ SMALL = ["--tasks", "digits", "--steps", "60", "--width", "16", "--depth", "1"]
 
 
 def random_matrix(sizes: tuple[int, int], dtype: torch.dtype = torch.float32) -> Kronecker:
-    factors = [Full(torch.linalg.qr(torch.randn(n, n))[0], 10 ** (-2 * torch.rand(n))) for n in sizes]
+    factors = [
+        Full(torch.linalg.qr(torch.randn(n, n))[0], 10 ** (-2 * torch.rand(n))) for n in sizes
+    ]
     return Kronecker(torch.tensor(3.0), tuple(factors)).normalized().to(dtype)
 
 
 def spectrum_of(S: Kronecker) -> Spectrum:
-    bases = {axis: factor.basis[None, None] for axis, factor in enumerate(S.factors) if isinstance(factor, Full)}
+    bases = {
+        axis: factor.basis[None, None]
+        for axis, factor in enumerate(S.factors)
+        if isinstance(factor, Full)
+    }
     return Spectrum(bases, S.spectrum[None, None])
 
 
@@ -40,14 +48,19 @@ def test_predictive_nll_is_that_of_the_matrix_that_is_applied(dtype: torch.dtype
     vector, inverse = gradient.flatten().double(), S.dense(-1).double()
     want = (vector @ inverse @ vector - torch.logdet(inverse)) / 20
     found = prediction.predictive_nll(spectrum_of(S), gradient[None, None])[0]
-    torch.testing.assert_close(found, want, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        found, want, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"eigenvalues": "kronecker"}, {"max_ratio": 1.0}, {"structure": "diagonal", "eps": 0.0}]
+    "options",
+    [{}, {"eigenvalues": "kronecker"}, {"max_ratio": 1.0}, {"structure": "diagonal", "eps": 0.0}],
 )
 def test_the_spectrum_is_what_the_optimizer_divides_by(options: dict[str, Any]) -> None:
-    """Without momentum and turning first, a step is the newest gradient times S^(-1/2) of the state it leaves."""
+    """Without momentum and turning first, a step is the newest gradient times S^(-1/2) of the state
+    it leaves.
+    """
     torch.manual_seed(0)
     gradients = random_matrix((8, 4)).sample((6, 3), power=1.0).double()
     plain = {"betas": (0.0, 0.95), "turn_first": True, "maps": "exact", "grafting": None}
@@ -61,7 +74,9 @@ def test_the_spectrum_is_what_the_optimizer_divides_by(options: dict[str, Any]) 
         step = before - torch.stack([param.detach() for param in learner._params])
         S = learner.spectrum()
         turned = prediction.rotate(learner.lay_out(gradient), S.bases) / S.values.sqrt()
-        torch.testing.assert_close(learner.lay_out(step), prediction.rotate(turned, S.bases, back=True))
+        torch.testing.assert_close(
+            learner.lay_out(step), prediction.rotate(turned, S.bases, back=True)
+        )
 
 
 def test_learning_moves_no_weights_and_uses_the_options_that_are_named() -> None:
@@ -77,14 +92,23 @@ def test_learning_moves_no_weights_and_uses_the_options_that_are_named() -> None
             assert type(learner._optimizer) is curvature.SHIPPED[scheme.family]
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEMES if "paper" not in name and "5 steps" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in SCHEMES if "paper" not in name and "5 steps" not in name]
+)
 def test_schemes_find_a_matrix_that_stays_the_same(name: str) -> None:
-    """Gradients drawn from one Gaussian: one with whole bases comes close to knowing it, others do not."""
+    """Gradients drawn from one Gaussian: one with whole bases comes close to knowing it, others do
+    not.
+    """
     torch.manual_seed(0)
     truth = random_matrix((8, 6))
     gradients = truth.sample((300, 2, 1), power=1.0)
     late = prediction.follow(gradients, SCHEMES[name].build)[150:].mean()
-    known = torch.stack([prediction.predictive_nll(spectrum_of(truth), g[None]) for g in gradients[150:].flatten(0, 1)])
+    known = torch.stack(
+        [
+            prediction.predictive_nll(spectrum_of(truth), g[None])
+            for g in gradients[150:].flatten(0, 1)
+        ]
+    )
     assert (late - known.mean() < 0.2) == (name not in ("diagonal", "Spectral.fast"))
     assert late > known.mean()
 
@@ -103,7 +127,10 @@ def test_soap_keeps_second_moments_with_their_eigenvectors(exact: bool) -> None:
 
 
 def test_layers_of_one_shape_are_stacked_with_wide_ones_transposed() -> None:
-    recordings = [{"a": torch.randn(7, 2, 5), "b": torch.randn(7, 3, 3), "c": torch.randn(7, 5, 2)} for _ in range(4)]
+    recordings = [
+        {"a": torch.randn(7, 2, 5), "b": torch.randn(7, 3, 3), "c": torch.randn(7, 5, 2)}
+        for _ in range(4)
+    ]
     first, second = prediction.stack(recordings)
     assert (first.names, first.gradients.shape) == (("a", "c"), (7, 4, 2, 5, 2))
     assert (second.names, second.gradients.shape) == (("b",), (7, 4, 1, 3, 3))
@@ -114,7 +141,14 @@ def test_layers_of_one_shape_are_stacked_with_wide_ones_transposed() -> None:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("curvature")
-    options = ["--json", str(folder / "figures.json"), "--plot", str(folder / "figures.png"), "--seeds", "2"]
+    options = [
+        "--json",
+        str(folder / "figures.json"),
+        "--plot",
+        str(folder / "figures.png"),
+        "--seeds",
+        "2",
+    ]
     assert cli.main(["bench", "curvature", *SMALL, *options]) == 0
     assert (folder / "figures.png").stat().st_size > 0
     return folder / "figures.json"
@@ -151,7 +185,9 @@ def test_figures_have_layers_seeds_and_curves(result: dict[str, Any]) -> None:
 
 def test_the_last_table_compares_with_the_best_that_decomposes(result: dict[str, Any]) -> None:
     found = result["figures"]["digits"]
-    best = min(found[name]["late"] for name in SCHEMES if SCHEMES[name].family in curvature.DECOMPOSE)
+    best = min(
+        found[name]["late"] for name in SCHEMES if SCHEMES[name].family in curvature.DECOMPOSE
+    )
     rows = {row[0]: row[-1] for row in result["tables"][-1]["rows"]}
     assert list(rows) == [name for name in SCHEMES if SCHEMES[name].family in curvature.SHIPPED]
     gap = found["Spectral"]["late"] - best
@@ -160,22 +196,31 @@ def test_the_last_table_compares_with_the_best_that_decomposes(result: dict[str,
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [(["--steps", "59"], "--steps must be at least 60"), (["--seeds", "0"], "--seeds must be at least 1")],
+    [
+        (["--steps", "59"], "--steps must be at least 60"),
+        (["--seeds", "0"], "--seeds must be at least 1"),
+    ],
 )
-def test_impossible_options(options: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_options(
+    options: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["bench", "curvature", *options]) == 2
     assert text in capsys.readouterr().err
 
 
 class TestPublishedResults:
-    """What docs/curvature.md says, against docs/results/curvature.json and the benchmark as it is now."""
+    """What docs/curvature.md says, against docs/results/curvature.json and the benchmark as it is
+    now.
+    """
 
     @pytest.fixture
     def published(self) -> dict[str, Any]:
         return dict(json.loads((DOCS / "results" / "curvature.json").read_text())["result"])
 
     def test_tables_follow_from_the_figures(self, published: dict[str, Any]) -> None:
-        assert [asdict(table) for table in curvature.summary_tables(published)] == published["tables"]
+        assert [asdict(table) for table in curvature.summary_tables(published)] == published[
+            "tables"
+        ]
 
     def test_they_are_of_the_present_settings(self, published: dict[str, Any]) -> None:
         assert published["settings"] == {name: asdict(scheme) for name, scheme in SCHEMES.items()}

@@ -1,4 +1,6 @@
-"""Hamiltonian Monte Carlo against known moments, and its diagnostics against chains with known ones."""
+"""Hamiltonian Monte Carlo against known moments, and its diagnostics against chains with known
+ones.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,18 @@ def test_moments_of_a_skewed_distribution() -> None:
     def log_joint(w: dict[str, Tensor]) -> Tensor:
         return (4 * w["a"] - w["a"].exp()).sum() - 0.5 * w["b"].square().sum()
 
-    metric = Gaussian.start({"a": torch.full((1,), 1.3), "b": torch.zeros(2, 1)}, {"a": 2.0, "b": "full"})
+    metric = Gaussian.start(
+        {"a": torch.full((1,), 1.3), "b": torch.zeros(2, 1)}, {"a": 2.0, "b": "full"}
+    )
     chains = sample_posterior(log_joint, metric, chains=8, draws=250, warmup=100)
     a = chains.draws["a"]  # type: ignore[call-overload]
     rhat, effective = diagnostics(a)
     assert rhat.item() < 1.02
     error = 4 * (torch.special.polygamma(1, torch.tensor(4.0)) / effective).sqrt()
     assert abs(a.mean() - torch.digamma(torch.tensor(4.0))) < error
-    assert a.var().item() == pytest.approx(torch.special.polygamma(1, torch.tensor(4.0)).item(), rel=0.2)
+    assert a.var().item() == pytest.approx(
+        torch.special.polygamma(1, torch.tensor(4.0)).item(), rel=0.2
+    )
     assert 0.6 < chains.acceptance < 0.98
     assert chains.stacked()["b"].shape == (2000, 2, 1)  # type: ignore[call-overload]
 

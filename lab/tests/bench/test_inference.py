@@ -34,10 +34,14 @@ def test_the_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_published_verdicts_follow_from_published_figures() -> None:
-    result = json.loads((Path(__file__).parents[3] / "docs" / "results" / "inference.json").read_text())["result"]
+    result = json.loads(
+        (Path(__file__).parents[3] / "docs" / "results" / "inference.json").read_text()
+    )["result"]
     found = list(inference.verdicts(result))
     assert [asdict(verdict) for verdict in found] == result["verdicts"]
-    assert sum(verdict.holds for verdict in found) == sum(row[-1] == "holds" for row in result["tables"][-1]["rows"])
+    assert sum(verdict.holds for verdict in found) == sum(
+        row[-1] == "holds" for row in result["tables"][-1]["rows"]
+    )
 
 
 def test_the_reference_is_the_best_gaussian() -> None:
@@ -56,7 +60,10 @@ def test_the_linear_part_of_a_network() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.Linear(2, 2))
     x = torch.randn(5, 3)
     model, start = classifier(net, x, torch.tensor([0, 1, 1, 0, 1]))
-    flat, shift = linearized(model, start), {name: torch.randn_like(tensor) for name, tensor in start.items()}
+    flat, shift = (
+        linearized(model, start),
+        {name: torch.randn_like(tensor) for name, tensor in start.items()},
+    )
 
     def error(h: float) -> float:
         points = {name: (tensor + h * shift[name])[None] for name, tensor in start.items()}

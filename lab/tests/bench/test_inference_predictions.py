@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eigenstep_lab.bench.inference_predictions import calibration_error, class_probabilities, log_predictive, predictive
+from eigenstep_lab.bench.inference_predictions import (
+    calibration_error,
+    class_probabilities,
+    log_predictive,
+    predictive,
+)
 from eigenstep_lab.problems.regressions import logistic_regression
 from inference.problems import small_logistic
 
@@ -23,7 +28,11 @@ def test_predictive() -> None:
 
 
 def test_calibration_error() -> None:
-    """Always 80 % sure of the first class, and right half of the time; then right four times of five."""
+    """Always 80 % sure of the first class, and right half of the time; then right four times of
+    five.
+    """
     probabilities = torch.tensor([[0.8, 0.2]]).repeat(10, 1)
     assert calibration_error(probabilities, torch.arange(10) % 2) == pytest.approx(0.3)
-    assert calibration_error(probabilities, (torch.arange(10) % 5 == 0).long()) == pytest.approx(0.0)
+    assert calibration_error(probabilities, (torch.arange(10) % 5 == 0).long()) == pytest.approx(
+        0.0
+    )

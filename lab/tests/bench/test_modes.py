@@ -41,7 +41,9 @@ def test_a_run_that_fails_is_no_success() -> None:
 
 
 def test_bases_are_learned_anew_once() -> None:
-    """In the middle: till then both runs are the same to the bit, then bases from two bytes take the others' place."""
+    """In the middle: till then both runs are the same to the bit, then bases from two bytes take
+    the others' place.
+    """
     paths = []
     for mode in ("float32", "bases anew"):
         torch.manual_seed(0)
@@ -81,7 +83,9 @@ def quick(seed: int, width: int = 4) -> Problem:
     return Problem(model, loss, lambda: loss(torch.Generator()).item())
 
 
-def test_both_studies_go_on_where_they_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_studies_go_on_where_they_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     built = []
 
     def build(seed: int, width: int = 4) -> Problem:
@@ -91,8 +95,18 @@ def test_both_studies_go_on_where_they_stopped(tmp_path: Path, monkeypatch: pyte
     tasks = {name: Task("regression", build, 6) for name in TASKS}
     monkeypatch.setattr(modes, "TASKS", tasks)
     monkeypatch.setattr(widths, "gpt_tokens", build)
-    short = ["--json", str(tmp_path / "found.json"), "--results", str(tmp_path / "runs.jsonl"), "--seeds", "2"]
-    for arguments in (["modes", "--tasks", "vit", "lora"], ["widths", "--widths", "4", "8", "--steps", "3"]):
+    short = [
+        "--json",
+        str(tmp_path / "found.json"),
+        "--results",
+        str(tmp_path / "runs.jsonl"),
+        "--seeds",
+        "2",
+    ]
+    for arguments in (
+        ["modes", "--tasks", "vit", "lora"],
+        ["widths", "--widths", "4", "8", "--steps", "3"],
+    ):
         assert cli.main(["bench", *arguments, *short]) == 0
         first, count = json.loads((tmp_path / "found.json").read_text())["result"], len(built)
         assert cli.main(["bench", *arguments, *short]) == 0
@@ -108,7 +122,9 @@ def test_rates_are_searched_until_the_neighbors_are_worse(best: float) -> None:
     assert {round(math.log2(rate / best)) for rate in found} >= {-1, 0, 1}
 
 
-def test_what_is_too_wide_to_search_is_trained_as_rules_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_wide_to_search_is_trained_as_rules_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried = []
 
     def loss(cells: object, steps: int, seeds: int, width: int, rate: float) -> float:
@@ -117,7 +133,18 @@ def test_what_is_too_wide_to_search_is_trained_as_rules_say(tmp_path: Path, monk
 
     monkeypatch.setattr(widths, "mean_loss", loss)
     file = tmp_path / "found.json"
-    short = ["--widths", "64", "256", "--searched", "64", "--rules", "same", "width", "--json", str(file)]
+    short = [
+        "--widths",
+        "64",
+        "256",
+        "--searched",
+        "64",
+        "--rules",
+        "same",
+        "width",
+        "--json",
+        str(file),
+    ]
     assert cli.main(["bench", "widths", *short]) == 0
     assert {rate for width, rate in tried if width == 256} == {8e-3, 2e-3}
     verdicts = json.loads(file.read_text())["result"]["verdicts"]

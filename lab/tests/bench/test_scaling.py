@@ -1,4 +1,6 @@
-"""The model of what a step costs on many GPUs: against counted operations, and against what it must add up to."""
+"""The model of what a step costs on many GPUs: against counted operations, and against what it must
+add up to.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_shares_add_up(name: str) -> None:
     units = OPTIMIZERS[name].units(SHAPES)
     alone, both = cost(units, 1), cost(units, 2)
     assert alone.flops == pytest.approx(sum(u.pieces * u.flops for u in units))
-    assert alone.ddp_state == alone.fsdp_state == pytest.approx(sum(u.pieces * u.state for u in units))
+    assert (
+        alone.ddp_state == alone.fsdp_state == pytest.approx(sum(u.pieces * u.state for u in units))
+    )
     assert alone.ddp_sent == alone.fsdp_sent == 0
     assert alone.flops / 2 * 0.999 <= both.flops <= 0.625 * alone.flops
     assert alone.fsdp_state / 2 * 0.999 <= both.fsdp_state <= 0.625 * alone.fsdp_state
@@ -45,18 +49,29 @@ def test_what_is_not_split_is_done_everywhere() -> None:
 
 
 def test_bytes_on_the_wire() -> None:
-    """Two ranks of one half each: DDP sends a half; FSDP2 half of a half of the gradient, and as much of the step."""
+    """Two ranks of one half each: DDP sends a half; FSDP2 half of a half of the gradient, and as
+    much of the step.
+    """
     assert traffic(8.0, 2) == (4.0, 4.0)
-    assert traffic(8.0, 4, replicas=4)[1] == traffic(8.0, 4)[0], "replicas of a single shard are DDP"
+    assert traffic(8.0, 4, replicas=4)[1] == traffic(8.0, 4)[0], (
+        "replicas of a single shard are DDP"
+    )
     assert training_traffic(2, 2) == (8.0, 12.0)
 
 
 def test_verdicts_follow_from_figures() -> None:
-    single = {"A": {"products": 104.0, "modeled products": 100.0, "state": 9.0, "modeled state": 10.0}}
+    single = {
+        "A": {"products": 104.0, "modeled products": 100.0, "state": 9.0, "modeled state": 10.0}
+    }
     assert [v.holds for v in scaling.single_verdicts(single)] == [True, False]
     name = "FSDP2, 2 ranks"
     model = scaling.expected(name, SHAPES)
-    serial = {"flops": 1.7 * model["flops"], "state": 1.5 * model["state"], "sent": 0.0, "collectives": 0.0}
+    serial = {
+        "flops": 1.7 * model["flops"],
+        "state": 1.5 * model["state"],
+        "sent": 0.0,
+        "collectives": 0.0,
+    }
     busy = {**model, "sent": 1.2 * model["sent"], "collectives": 3.0}
     found = list(scaling.ranks_verdicts({name: [busy, busy]}, SHAPES, serial))
     assert [v.holds for v in found] == [True, True, True, False, False]

@@ -1,4 +1,6 @@
-"""The benchmark: counting, areas, verdicts and resuming, on figures small enough to check by hand."""
+"""The benchmark: counting, areas, verdicts and resuming, on figures small enough to
+check by hand.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_counting() -> None:
 
 @pytest.mark.parametrize("peer", PEERS)
 @pytest.mark.parametrize("restarts", [None, "ipop"])
-def test_every_search_stays_within_the_budget_and_stops_at_the_last_target(peer: str, restarts: str | None) -> None:
+def test_every_search_stays_within_the_budget_and_stops_at_the_last_target(
+    peer: str, restarts: str | None
+) -> None:
     if not peer.startswith("eigenstep"):
         pytest.importorskip({"pycma": "cma", "surrogate": "cma"}.get(peer, peer))
     counted = Counted(lambda x: float(sphere(x)), [1.0, 1e-3], 2000)
@@ -50,10 +54,14 @@ def test_areas_and_curves() -> None:
     assert search_bbob.area([[10_000.0, math.inf]], d) == pytest.approx(0)
     assert search_bbob.area([[10 * math.sqrt(1000)]], d) == pytest.approx(0.5)
     hits = [[20.0, 100.0], [50.0, math.inf]]
-    np.testing.assert_allclose(search_bbob.ecdf(hits, d, np.array([1.0, 2.0, 5.0, 1000.0])), [0, 0.25, 0.5, 0.75])
+    np.testing.assert_allclose(
+        search_bbob.ecdf(hits, d, np.array([1.0, 2.0, 5.0, 1000.0])), [0, 0.25, 0.5, 0.75]
+    )
     # The area is the mean height of the curve over the logarithmic axis.
     at = np.logspace(0, 3, 20_001)
-    assert search_bbob.ecdf(hits, d, at).mean() == pytest.approx(search_bbob.area(hits, d), abs=1e-3)
+    assert search_bbob.ecdf(hits, d, at).mean() == pytest.approx(
+        search_bbob.area(hits, d), abs=1e-3
+    )
 
 
 def test_least_values_of_bbob() -> None:
@@ -83,26 +91,53 @@ def test_command_on_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for package in ("cma", "cmaes"):
         pytest.importorskip(package)
     monkeypatch.setattr(search, "OVERHEAD_DIMENSIONS", (3,))
-    options = ["--parts", "functions", "restarts", "overhead", "--function-dimensions", "3", "--seeds", "2"]
-    places = ["--directory", str(tmp_path), "--plot", str(tmp_path / "p.png"), "--json", str(tmp_path / "r.json")]
+    options = [
+        "--parts",
+        "functions",
+        "restarts",
+        "overhead",
+        "--function-dimensions",
+        "3",
+        "--seeds",
+        "2",
+    ]
+    places = [
+        "--directory",
+        str(tmp_path),
+        "--plot",
+        str(tmp_path / "p.png"),
+        "--json",
+        str(tmp_path / "r.json"),
+    ]
     small = ["--restart-seeds", "1", "--restart-budget", "100"]
     assert cli.main(["bench", "search", *options, *small, *places]) == 0
     result = json.loads((tmp_path / "r.json").read_text())["result"]
     assert set(result["functions"]["3"]) == set(search_verdicts.EASY)
-    assert [v["holds"] for v in result["verdicts"]] == [v.holds for v in search_verdicts.verdicts(result)]
+    assert [v["holds"] for v in result["verdicts"]] == [
+        v.holds for v in search_verdicts.verdicts(result)
+    ]
     assert len(result["verdicts"]) == 3 + 2 + 1
     assert (tmp_path / "p.png").stat().st_size > 1000
 
 
 @pytest.mark.filterwarnings("ignore:Argument ``with_margin``")
-def test_large_dimensions_and_optuna_on_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_dimensions_and_optuna_on_a_miniature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for package in ("cma", "cmaes", "crfmnes", "pypop7", "scipy"):
         pytest.importorskip(package)
     monkeypatch.setattr(search_large, "RANKED_SIZE", 6)
     monkeypatch.setattr(search_mixed, "TRIALS", 8)
     monkeypatch.setattr(search, "MIXED", ["sphere"])
     options = ["--parts", "ranked", "optuna", "--large-seeds", "1", "--optuna-seeds", "1"]
-    places = ["--directory", str(tmp_path), "--plot", str(tmp_path / "p.png"), "--json", str(tmp_path / "r.json")]
+    places = [
+        "--directory",
+        str(tmp_path),
+        "--plot",
+        str(tmp_path / "p.png"),
+        "--json",
+        str(tmp_path / "r.json"),
+    ]
     assert cli.main(["bench", "search", *options, *places]) == 0
     result = json.loads((tmp_path / "r.json").read_text())["result"]
     assert set(result["ranked"]) == set(search_large.RANKED)
@@ -124,10 +159,14 @@ def test_large_functions_are_zero_at_the_origin_alone(name: str) -> None:
 
 def bbob(ours: float, pycma: float, cmaes: float) -> dict[str, Any]:
     areas = {"eigenstep": ours, "pycma": pycma, "cmaes": cmaes}
-    return {p: {"area": a, "functions": {"1": a, "2": 0.5}, "instances": "1-5"} for p, a in areas.items()}
+    return {
+        p: {"area": a, "functions": {"1": a, "2": 0.5}, "instances": "1-5"}
+        for p, a in areas.items()
+    }
 
 
 def test_verdicts_can_fail() -> None:
+    # Had a part in tuning, and does not count
     computed: dict[str, Any] = {
         "functions": {
             "10": {"Ackley": {"eigenstep": [50, 70, None], "pycma": [100, 100, 100]}},
@@ -135,7 +174,10 @@ def test_verdicts_can_fail() -> None:
         },
         "restarts": {"10": {"Schaffer": {"eigenstep": [5, None], "pycma": [7, 8]}}},
         "bbob": {"dimensions": {"5": bbob(0.3, 0.2, 0.31)}},
-        "overhead": {"40": {"eigenstep": 1.0, "pycma": 2.0}, "80": {"eigenstep": 1.0, "pycma": 2.0}},
+        "overhead": {
+            "40": {"eigenstep": 1.0, "pycma": 2.0},
+            "80": {"eigenstep": 1.0, "pycma": 2.0},
+        },
         "mixed": {"sphere": {"eigenstep": [10, 12], "CatCMAwM": [9, 30]}},
         "large": {
             "1000": {
@@ -148,7 +190,7 @@ def test_verdicts_can_fail() -> None:
             }
         },
         "ranked": {
-            "ellipsoid": {"lowrank": [[None]], "X": [[1]], "Y": [[1]]},  # had a part in tuning, and does not count
+            "ellipsoid": {"lowrank": [[None]], "X": [[1]], "Y": [[1]]},
             "edges": {"lowrank": [[5, 30, None]], "X": [[10, 40, None]], "Y": [[4, None, None]]},
             "powers": {"lowrank": [[5, None, None]], "X": [[10, None, None]], "Y": [[5, 20, None]]},
         },
@@ -156,7 +198,8 @@ def test_verdicts_can_fail() -> None:
         "noise": {"sphere, noise 1": {"cautious": [1.0, 3.0], "LRA-CMA": [4.0, 4.0]}},
     }
     found = {
-        v.quantity.split(":")[0] + next((f" {p}" for p in ("cmaes", "X", "Y") if f" {p}" in v.quantity), ""): v
+        v.quantity.split(":")[0]
+        + next((f" {p}" for p in ("cmaes", "X", "Y") if f" {p}" in v.quantity), ""): v
         for v in search_verdicts.verdicts(computed)
     }
     assert {name: v.holds for name, v in found.items()} == {
@@ -176,7 +219,8 @@ def test_verdicts_can_fail() -> None:
         "1 functions, 600 trials": True,
     }
     last = search_large.RANKED_BUDGET * search_large.RANKED_SIZE
-    edges, powers = 5 / 4 * 30 / last, last / 20  # geometric means are over targets, then over functions
+    # Geometric means are over targets, then over functions
+    edges, powers = (5 / 4 * 30 / last, last / 20)
     assert found["2 functions, d = 1000 Y"].value == pytest.approx((edges * powers) ** 0.25)
     assert found["sphere, d = 1000"].value == pytest.approx(30 / 31)
     assert found["Ackley, d = 10"].value == pytest.approx(0.7)
@@ -185,9 +229,12 @@ def test_verdicts_can_fail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "text"), [(["--seeds", "0"], "at least 1"), (["--instances", "5", "1"], "first and the last")]
+    ("options", "text"),
+    [(["--seeds", "0"], "at least 1"), (["--instances", "5", "1"], "first and the last")],
 )
-def test_impossible_options(options: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_options(
+    options: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["bench", "search", *options]) == 2
     assert text in capsys.readouterr().err
 
@@ -195,4 +242,6 @@ def test_impossible_options(options: list[str], text: str, capsys: pytest.Captur
 @pytest.mark.skipif(not RESULTS.exists(), reason="no published figures")
 def test_published_verdicts_follow_from_published_figures() -> None:
     result = json.loads(RESULTS.read_text())["result"]
-    assert [v["holds"] for v in result["verdicts"]] == [v.holds for v in search_verdicts.verdicts(result)]
+    assert [v["holds"] for v in result["verdicts"]] == [
+        v.holds for v in search_verdicts.verdicts(result)
+    ]

@@ -1,4 +1,6 @@
-"""The benchmark of SPD solvers: its problems against autodiff, its meter, its command, and what is published."""
+"""The benchmark of SPD solvers: its problems against autodiff, its meter, its command, and what is
+published.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,15 @@ def test_hand_written_derivatives_are_those_of_autodiff(name: str) -> None:
     leaf = S.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(problem.value(leaf), leaf, create_graph=True)
     symmetric = (gradient + gradient.T) / 2
-    np.testing.assert_allclose(problem.numpy().gradient(S.numpy()), symmetric.detach().numpy(), rtol=1e-9)
+    np.testing.assert_allclose(
+        problem.numpy().gradient(S.numpy()), symmetric.detach().numpy(), rtol=1e-9
+    )
     torch.testing.assert_close(problem.gradient(S), symmetric.detach())
     (product,) = torch.autograd.grad((symmetric * V).sum(), leaf)
     product = (product + product.T) / 2
-    np.testing.assert_allclose(problem.numpy().hessian(S.numpy(), V.numpy()), product.numpy(), rtol=1e-9)
+    np.testing.assert_allclose(
+        problem.numpy().hessian(S.numpy(), V.numpy()), product.numpy(), rtol=1e-9
+    )
 
 
 def test_meter_counts_and_stops() -> None:
@@ -58,7 +64,9 @@ def test_gaps_are_zero_at_the_solution_and_losses_add_up(name: str) -> None:
     (other,) = torch.autograd.grad(problem.gap(S).sum(), S)
     torch.testing.assert_close(slope + slope.mT, other + other.mT, rtol=1e-6, atol=1e-8)
     assert (problem.gap(S) > 0).all()
-    torch.testing.assert_close(problem.gap(torch.linalg.inv(problem.Q)), torch.zeros(2, dtype=torch.float64))
+    torch.testing.assert_close(
+        problem.gap(torch.linalg.inv(problem.Q)), torch.zeros(2, dtype=torch.float64)
+    )
     torch.testing.assert_close(problem.gradient(S.detach(), everything), (slope + slope.mT) / 2)
     few = torch.arange(7)
     (slope,) = torch.autograd.grad(problem.value(S, few).sum(), S)
@@ -77,7 +85,8 @@ def test_verdicts_follow_from_the_figures() -> None:
     figures = {"ours": (8, 0.02), spd.CG: (8, 0.01), spd.TR: (30, 0.02)}
     main = [{**entry, "solver": s, "gradients": g, "seconds": t} for s, (g, t) in figures.items()]
     found = spd.verdicts({"main": main, "slopes": {"paper": {"Cholesky": 1.0}}})
-    assert [v["holds"] for v in found] == [True, False, False]  # as many are no more, as long is not less
+    # As many are no more, as long is not less
+    assert [v["holds"] for v in found] == [True, False, False]
     main[0]["reached"] = False
     assert not any(v["holds"] for v in spd.verdicts({"main": main, "slopes": {}}))
 
@@ -85,8 +94,28 @@ def test_verdicts_follow_from_the_figures() -> None:
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for package in ("pymanopt", "geoopt", "rich", "matplotlib"):
         pytest.importorskip(package)
-    options = ["--size", "3", "--conditions", "10", "--rounds", "1", "--sizes", "2", "--seeds", "1", "--steps", "12"]
-    files = ["--seconds", "0.2", "--json", str(tmp_path / "spd.json"), "--plot", str(tmp_path / "spd.png")]
+    options = [
+        "--size",
+        "3",
+        "--conditions",
+        "10",
+        "--rounds",
+        "1",
+        "--sizes",
+        "2",
+        "--seeds",
+        "1",
+        "--steps",
+        "12",
+    ]
+    files = [
+        "--seconds",
+        "0.2",
+        "--json",
+        str(tmp_path / "spd.json"),
+        "--plot",
+        str(tmp_path / "spd.png"),
+    ]
     assert cli.main(["bench", "spd", *options, *files]) == 0
     result = json.loads((tmp_path / "spd.json").read_text())["result"]
     assert {e["solver"] for e in result["main"]} == set(spd.SEARCHING)
@@ -96,7 +125,9 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Verdicts" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("option", "text"), [("--rounds", "--rounds must be at least 1"), ("--gap", "positive")])
+@pytest.mark.parametrize(
+    ("option", "text"), [("--rounds", "--rounds must be at least 1"), ("--gap", "positive")]
+)
 def test_impossible_options(option: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "spd", option, "0"]) == 2
     assert text in capsys.readouterr().err

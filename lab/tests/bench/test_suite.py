@@ -60,7 +60,9 @@ def test_search_chooses_every_coordinate() -> None:
     found, tried = searched(1e-2, best_decay=0.1)
     assert found == Settings(1e-2, 0.1, ("m=1",))
     # What is left goes to finer rates around the best.
-    assert sorted(settings.lr for settings in tried[-2:]) == pytest.approx([1e-2 / 10**0.25, 1e-2 * 10**0.25], rel=0.02)
+    assert sorted(settings.lr for settings in tried[-2:]) == pytest.approx(
+        [1e-2 / 10**0.25, 1e-2 * 10**0.25], rel=0.02
+    )
 
 
 def test_diverged_trials_are_never_chosen() -> None:
@@ -125,7 +127,9 @@ def test_infinite_losses_survive_the_file(tmp_path: Path) -> None:
     assert runs.read(tmp_path / "r.jsonl") == {run: Record(math.inf, math.inf, 1.0, 2.0)}
 
 
-def test_runs_of_changed_code_are_made_anew(line: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_changed_code_are_made_anew(
+    line: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     study = Study(tmp_path / "results.jsonl", seeds=1)
     monkeypatch.setattr(search, "code_version", lambda name: "one" if name == "spectral" else "")
     suite.make(study, "line", Row("spectral"), False)
@@ -147,7 +151,10 @@ def test_tables_compare_with_the_best_rival(line: list[int], tmp_path: Path) -> 
     rivals = min(found[name]["loss"] for name in ("adamw", "soap_orthogonal"))
     assert found["spectral"]["ratio"] == found["spectral"]["loss"] / rivals
     assert found["spectral"]["to_soap"] is None
-    assert found["spectral"]["at_adamw_ratio"] == found["spectral"]["at_adamw_lr"] / found["adamw"]["loss"]
+    assert (
+        found["spectral"]["at_adamw_ratio"]
+        == found["spectral"]["at_adamw_lr"] / found["adamw"]["loss"]
+    )
     assert found["spectral interval=3"]["half"] == "first"
     assert len(tables.task_table("first", lines).rows) == 4
     shown = dict(tables.loss_table("first", lines).rows)
@@ -162,7 +169,11 @@ def test_tables_compare_with_the_best_rival(line: list[int], tmp_path: Path) -> 
 def test_units_come_in_order() -> None:
     units = suite.units_of(list(TASKS), None, [])
     assert [row.optimizer for _, row in units[: len(TASKS) * 6 : len(TASKS)]] == list(EVERYWHERE)
-    assert {task for task, row in units if row.optimizer not in EVERYWHERE} == set(SAMPLE) <= set(FIRST)
+    assert (
+        {task for task, row in units if row.optimizer not in EVERYWHERE}
+        == set(SAMPLE)
+        <= set(FIRST)
+    )
     assert {row.optimizer for _, row in units} == set(PEERS)
     variants = suite.units_of(["vit"], None, [["betas=(0.9,0.95)", "start=1"]])
     assert [row.name for _, row in variants] == ["spectral", "spectral betas=(0.9,0.95) start=1"]
@@ -170,9 +181,13 @@ def test_units_come_in_order() -> None:
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, out = tmp_path / "none.jsonl", tmp_path / "out.json"
-    assert cli.main(["bench", "suite", "--show", "--results", str(results), "--json", str(out)]) == 0
+    assert (
+        cli.main(["bench", "suite", "--show", "--results", str(results), "--json", str(out)]) == 0
+    )
     assert json.loads(out.read_text())["result"]["lines"] == []
-    assert cli.main(["bench", "suite", "--show", "--option", "betas", "--results", str(results)]) == 2
+    assert (
+        cli.main(["bench", "suite", "--show", "--option", "betas", "--results", str(results)]) == 2
+    )
     assert "key=value" in capsys.readouterr().err
 
 
@@ -244,7 +259,9 @@ def test_orthogonalization_and_its_scale() -> None:
 
 
 def test_orthogonal_soap_is_adam_in_the_eigenbasis() -> None:
-    """With a diagonal gradient the bases are permutations, so Adam's step in them is Adam's step itself."""
+    """With a diagonal gradient the bases are permutations, so Adam's step in them is Adam's step
+    itself.
+    """
     torch.manual_seed(0)
     matrix = nn.Parameter(torch.zeros(4, 4))
     optimizer = OrthogonalSOAP([matrix], lr=1.0)

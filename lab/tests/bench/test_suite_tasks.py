@@ -67,7 +67,12 @@ def test_runs_repeat_themselves(name: str) -> None:
     def run(seed: int) -> float:
         state = torch.get_rng_state()
         torch.rand(7)  # what was drawn before must not matter
-        record = run_one(TASKS[name], lambda model: torch.optim.AdamW(model.parameters(), lr=3e-3), seed=seed, steps=3)
+        record = run_one(
+            TASKS[name],
+            lambda model: torch.optim.AdamW(model.parameters(), lr=3e-3),
+            seed=seed,
+            steps=3,
+        )
         torch.set_rng_state(state)
         return record.loss
 

@@ -1,4 +1,6 @@
-"""`bench training`: losses of other optimizers that were measured before stay, and their times do not."""
+"""`bench training`: losses of other optimizers that were measured before stay, and their times do
+not.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,18 @@ from eigenstep_lab.problems.tasks import Record
 def _arguments(tmp_path, *more):
     parser = argparse.ArgumentParser()
     training.add_arguments(parser)
-    small = ["--tasks", "shakespeare", "--lrs", "0.01", "--seeds", "1", "--steps", "4", "--long-steps", "0"]
+    small = [
+        "--tasks",
+        "shakespeare",
+        "--lrs",
+        "0.01",
+        "--seeds",
+        "1",
+        "--steps",
+        "4",
+        "--long-steps",
+        "0",
+    ]
     return parser.parse_args([*small, "--directory", str(tmp_path), *more])
 
 
@@ -31,15 +44,29 @@ def quick(monkeypatch):
 
 
 def _row(optimizer, loss):
-    row = {"task": "shakespeare", "optimizer": optimizer, "lr": 0.01, "loss": loss, "spread": None, "error": 0.4}
+    row = {
+        "task": "shakespeare",
+        "optimizer": optimizer,
+        "lr": 0.01,
+        "loss": loss,
+        "spread": None,
+        "error": 0.4,
+    }
     return {**row, "seeds": 1, "loss_by_lr": {"0.01": loss}, "optimizer_ms": 7.0, "step_ms": 9.0}
 
 
 def test_others_keep_their_losses_and_lose_their_times(tmp_path, quick):
     before = tmp_path / "before.json"
-    rows = [_row("adamw", 1.6), _row("spectral", 9.0), {**_row("muon", 1.4), "task": "cifar-10"}, _row("muon", 1.4)]
+    rows = [
+        _row("adamw", 1.6),
+        _row("spectral", 9.0),
+        {**_row("muon", 1.4), "task": "cifar-10"},
+        _row("muon", 1.4),
+    ]
     before.write_text(json.dumps({"result": {"grid": rows}}))
-    found = training.run(_arguments(tmp_path / "runs", "--optimizers", "spectral", "--keep", str(before)))
+    found = training.run(
+        _arguments(tmp_path / "runs", "--optimizers", "spectral", "--keep", str(before))
+    )
     assert [(row["optimizer"], row["loss"]) for row in found["grid"]] == [
         ("muon", 1.4),
         ("spectral", 1.5),
@@ -51,7 +78,9 @@ def test_others_keep_their_losses_and_lose_their_times(tmp_path, quick):
     assert judged["at least as good as muon on every task"] == pytest.approx(1.5 / 1.4)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"result": 3}', '{"result": {"grid": [{"task": "shakespeare"}]}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"result": 3}', '{"result": {"grid": [{"task": "shakespeare"}]}}']
+)
 def test_files_that_hold_no_figures_are_refused(tmp_path, text):
     path = tmp_path / "before.json"
     path.write_text(text)
@@ -61,4 +90,8 @@ def test_files_that_hold_no_figures_are_refused(tmp_path, text):
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"nowhere\.json"):
-        training.run(_arguments(tmp_path, "--optimizers", "spectral", "--keep", str(tmp_path / "nowhere.json")))
+        training.run(
+            _arguments(
+                tmp_path, "--optimizers", "spectral", "--keep", str(tmp_path / "nowhere.json")
+            )
+        )

@@ -20,13 +20,17 @@ def test_many_runs_are_like_single_ones(separable: bool) -> None:
     """They draw other random numbers, so what can be compared is how many evaluations they need."""
     rng = np.random.default_rng(0)
     starts = rng.standard_normal((20, 5))
-    many = minimize_batch(lambda x: ellipsoid(x, 100.0), starts, 1.0, seed=0, target=1e-8, separable=separable)
+    many = minimize_batch(
+        lambda x: ellipsoid(x, 100.0), starts, 1.0, seed=0, target=1e-8, separable=separable
+    )
     assert many.success.all()
     assert many.x.shape == (20, 5)
     np.testing.assert_allclose(ellipsoid(many.x, 100.0), many.fun)
     method = "separable" if separable else "spectral"
     single = [
-        minimize(lambda x: ellipsoid(x, 100.0), x0, 1.0, seed=i, target=1e-8, batched=True, method=method).nfev
+        minimize(
+            lambda x: ellipsoid(x, 100.0), x0, 1.0, seed=i, target=1e-8, batched=True, method=method
+        ).nfev
         for i, x0 in enumerate(starts)
     ]
     assert np.median(many.nfev) == pytest.approx(np.median(single), rel=0.1)
@@ -64,7 +68,12 @@ def test_bad_batches_of_runs() -> None:
 
 
 def test_runs_without_any_value_are_no_success() -> None:
-    assert minimize_batch(lambda x: np.full(x.shape[:2], np.nan), np.ones((2, 3)), 0.5, tolx=0.4).success.sum() == 0
+    assert (
+        minimize_batch(
+            lambda x: np.full(x.shape[:2], np.nan), np.ones((2, 3)), 0.5, tolx=0.4
+        ).success.sum()
+        == 0
+    )
 
 
 @pytest.mark.parametrize("max_evals", [*range(1, 12), 29, 61])
@@ -79,14 +88,18 @@ def test_a_batch_of_searches_hands_out_copies() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(KINDS, st.integers(1, 4), st.integers(1, 4), st.integers(1, 300), st.integers(0, 1000))
-def test_batches_of_searches(kinds: list[str], runs: int, d: int, max_evals: int, seed: int) -> None:
+def test_batches_of_searches(
+    kinds: list[str], runs: int, d: int, max_evals: int, seed: int
+) -> None:
     fun = Hostile([kind for kind in kinds if kind != "raise"] or ["nan"], seed)
 
     def values(x: Array) -> Array:
         return np.array([fun.rows(run) for run in x])
 
     with np.errstate(over="ignore"):
-        result = minimize_batch(values, np.ones((runs, d)), 0.5, seed=seed, max_evals=max_evals, tolx=1e-3)
+        result = minimize_batch(
+            values, np.ones((runs, d)), 0.5, seed=seed, max_evals=max_evals, tolx=1e-3
+        )
     assert (result.nfev <= max_evals).all()
     assert np.isfinite(result.fun[result.success]).all()
     assert not np.isnan(result.fun).any()

@@ -18,7 +18,9 @@ def test_linear_models_exactly() -> None:
     mean = torch.linalg.solve(precision, A.T @ torch.linalg.solve(R, data) + 2 * start)
     assert found.success
     torch.testing.assert_close(found.mean, mean, atol=1e-6, rtol=0)
-    torch.testing.assert_close(found.posterior.covariance(), torch.linalg.inv(precision), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        found.posterior.covariance(), torch.linalg.inv(precision), atol=1e-6, rtol=0
+    )
     evidence = torch.distributions.MultivariateNormal(A @ start, R + A @ A.T / 2).log_prob(data)
     assert found.elbo == pytest.approx(evidence.item(), abs=1e-6)
     assert found.ngrad == 0
@@ -38,7 +40,9 @@ def test_a_nonlinear_model_comes_close_to_the_best_gaussian() -> None:
 
     def log_joint(w: Tensor) -> Tensor:
         misfit = (decay(w) - data).square().sum() / 0.01
-        constant = 12 * torch.log(torch.tensor(2 * torch.pi * 0.01)) + 2 * torch.log(torch.tensor(2 * torch.pi))
+        constant = 12 * torch.log(torch.tensor(2 * torch.pi * 0.01)) + 2 * torch.log(
+            torch.tensor(2 * torch.pi)
+        )
         return -0.5 * (misfit + w.square().sum() + constant)
 
     found = ensemble_inversion(decay, data, noise, torch.zeros(2), 1.0, members=40)

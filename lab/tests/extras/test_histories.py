@@ -41,7 +41,9 @@ def test_history_is_written_read_and_drawn(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("history") / "h.npz"
-    save_history(minimize(ellipsoid, np.ones(3), 0.5, seed=0, batched=True, max_evals=200).history, path)
+    save_history(
+        minimize(ellipsoid, np.ones(3), 0.5, seed=0, batched=True, max_evals=200).history, path
+    )
     return path.read_bytes()
 
 
@@ -112,7 +114,9 @@ WRONG: dict[str, Any] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("name", ["nfev", "fun", "mean", "stride", "seen"])
-def test_files_with_other_contents_are_refused(name: str, wrong: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_files_with_other_contents_are_refused(
+    name: str, wrong: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     history = minimize(ellipsoid, np.ones(3), 0.5, seed=0, batched=True, max_evals=200).history
     path = tmp_path_factory.getbasetemp() / "other.npz"
     np.savez(path, **{**history_as_dict(history), name: WRONG[wrong]})
@@ -121,11 +125,15 @@ def test_files_with_other_contents_are_refused(name: str, wrong: str, tmp_path_f
     assert load(path.read_bytes(), tmp_path_factory) is None
 
 
-def test_headers_that_claim_too_much_allocate_nothing(saved: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_headers_that_claim_too_much_allocate_nothing(
+    saved: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     history = minimize(ellipsoid, np.ones(3), 0.5, seed=0, batched=True, max_evals=200).history
     path = tmp_path_factory.getbasetemp() / "claims.npz"
     for header in ("(9000000000000,)", "(-1,)", "(3", "(" * 300, "10**9", "('a',)", "(2, 1e3)"):
-        np.savez(path, **{key: value for key, value in history_as_dict(history).items() if key != "fun"})
+        np.savez(
+            path, **{key: value for key, value in history_as_dict(history).items() if key != "fun"}
+        )
         text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {header}, }}".ljust(117) + "\n"
         entry = io.BytesIO(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode())
         with zipfile.ZipFile(path, "a") as archive:

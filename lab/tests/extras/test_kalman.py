@@ -11,7 +11,9 @@ from eigenstep_lab.extras.kalman import correct, predict
 from inference.problems import random_spd
 
 
-def textbook(mean: Tensor, P: Tensor, measurements: Tensor, F: Tensor, Q: Tensor, C: Tensor, R: Tensor) -> list[Tensor]:
+def textbook(
+    mean: Tensor, P: Tensor, measurements: Tensor, F: Tensor, Q: Tensor, C: Tensor, R: Tensor
+) -> list[Tensor]:
     states = []
     for y in measurements:
         mean, P = F @ mean, F @ P @ F.T + Q
@@ -37,7 +39,11 @@ def as_matrices(states: list[State]) -> list[Tensor]:
 
 
 def test_the_exact_filter_is_the_textbook_filter() -> None:
-    parts, start, measurements = system(), State.from_covariance(torch.randn(4), random_spd(4)), torch.randn(20, 2)
+    parts, start, measurements = (
+        system(),
+        State.from_covariance(torch.randn(4), random_spd(4)),
+        torch.randn(20, 2),
+    )
     found = kalman_filter(start, measurements, **parts)
     want = textbook(start.mean, start.covariance(), measurements, *parts.values())
     torch.testing.assert_close(as_matrices(found), want, atol=1e-9, rtol=1e-9)
@@ -71,9 +77,14 @@ def test_substeps_make_the_first_order_correction_exact() -> None:
     state, parts = State.from_covariance(torch.randn(4), random_spd(4) / 30), system()
     arguments = torch.randn(2), parts["observation"], parts["observation_noise"]
     want = as_matrices([correct(state, *arguments)])[0]
-    errors = [torch.dist(as_matrices([correct(state, *arguments, exact=False, substeps=k)])[0], want) for k in (20, 80)]
+    errors = [
+        torch.dist(as_matrices([correct(state, *arguments, exact=False, substeps=k)])[0], want)
+        for k in (20, 80)
+    ]
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.3)
-    torch.testing.assert_close(as_matrices([correct(state, *arguments, substeps=3)])[0][:, 1:], want[:, 1:])
+    torch.testing.assert_close(
+        as_matrices([correct(state, *arguments, substeps=3)])[0][:, 1:], want[:, 1:]
+    )
 
 
 def test_missing_measurements_are_predicted() -> None:

@@ -24,7 +24,12 @@ def objective(trial: Any) -> float:
     layers = trial.suggest_int("layers", 1, 9)
     width = trial.suggest_int("width", 8, 64, step=8)
     kind = trial.suggest_categorical("kind", ["a", "b"])
-    loss = (x - 1) ** 2 + (math.log10(rate) + 2) ** 2 + 0.2 * (layers - 4) ** 2 + ((width - 40) / 16) ** 2
+    loss = (
+        (x - 1) ** 2
+        + (math.log10(rate) + 2) ** 2
+        + 0.2 * (layers - 4) ** 2
+        + ((width - 40) / 16) ** 2
+    )
     return loss + (0.1 if kind == "a" else 0.0)
 
 
@@ -52,7 +57,8 @@ def test_it_starts_in_the_middle_or_at_the_best_of_several(startup: int) -> None
     assert search is not None
     names, start = list(study.sampler._axes), np.asarray(search.mean)
     best = min(study.trials[:startup], key=lambda trial: trial.value).params
-    # Logarithms of rates from 1e-5 to 1, nine numbers of layers, eight widths; the first mean of categories is any.
+    # Logarithms of rates from 1e-5 to 1, nine numbers of layers, eight widths; the first mean of
+    # categories is any.
     middle = {"x": 0.0, "rate": 0.5 * math.log(1e-5), "layers": 4.0, "width": 3.0}
     for name, axis in study.sampler._axes.items():
         if name != "kind":
@@ -107,5 +113,7 @@ def test_categories_are_searched_together_with_numbers() -> None:
 
     assert np.median([found(SpectralSampler(seed=seed)) for seed in range(3)]) < 0.1
     only = optuna.create_study(sampler=SpectralSampler(seed=0))
-    only.optimize(lambda trial: float(trial.suggest_categorical("kind", ["a", "b"]) == "a"), n_trials=20)
+    only.optimize(
+        lambda trial: float(trial.suggest_categorical("kind", ["a", "b"]) == "a"), n_trials=20
+    )
     assert only.best_value == 0

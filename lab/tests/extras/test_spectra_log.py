@@ -29,7 +29,9 @@ def test_records_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     optimizer = Spectral(model.named_parameters(), max_ratio=None)
     watch(model, optimizer, 12, log)
     assert log.steps == list(range(1, 13))
-    assert list(log.snapshots) == [f"{name}, side {axis}" for name in ("0.weight", "2.weight") for axis in (0, 1)]
+    assert list(log.snapshots) == [
+        f"{name}, side {axis}" for name in ("0.weight", "2.weight") for axis in (0, 1)
+    ]
     step, snapshot = log.snapshots["0.weight, side 0"][-1]
     found = optimizer.spectra()["0.weight"]
     assert step == 12

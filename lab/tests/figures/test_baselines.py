@@ -47,7 +47,11 @@ def slope(errors, factor):
 def test_cholesky_is_the_matrix_it_was_made_from(sizes, batch):
     matrices = [spd(n, batch) for n in sizes]
     S = Cholesky.from_dense(*matrices)
-    want = kron(matrices) if not batch else torch.stack([kron([m[b] for m in matrices]) for b in range(2)])
+    want = (
+        kron(matrices)
+        if not batch
+        else torch.stack([kron([m[b] for m in matrices]) for b in range(2)])
+    )
     torch.testing.assert_close(S.dense(), want)
     torch.testing.assert_close(S.dense(-1), torch.linalg.inv(want))
     x = torch.randn(3, *batch, *sizes)
@@ -63,7 +67,11 @@ def test_the_cholesky_scheme_equals_the_default_scheme_to_first_order(decay, tru
     errors = []
     for lr in (1e-3, 1e-5):
         S = cholesky.update(
-            Cholesky.from_dense(matrix), OuterProducts(vectors), lr=lr, decay=decay, truncated=truncated
+            Cholesky.from_dense(matrix),
+            OuterProducts(vectors),
+            lr=lr,
+            decay=decay,
+            truncated=truncated,
         )
         want = eigen.update(Full.from_dense(matrix), OuterProducts(vectors), lr=lr, decay=decay)
         errors.append(float((S.dense() - want.dense()).norm()))
@@ -78,7 +86,10 @@ def test_every_cholesky_factor_follows_its_own_default_scheme(sizes):
         S = cholesky.update(Cholesky.from_dense(*matrices), OuterProducts(vectors), lr=lr)
         error = 0.0
         for at, factor in enumerate(S.factors):
-            others = [torch.linalg.inv(m) if k != at else torch.zeros_like(m) for k, m in enumerate(matrices)]
+            others = [
+                torch.linalg.inv(m) if k != at else torch.zeros_like(m)
+                for k, m in enumerate(matrices)
+            ]
             curvature = torch.zeros_like(matrices[at])
             for v in vectors:
                 solved = v
@@ -119,11 +130,19 @@ def test_the_van_loan_step_is_the_leading_singular_pair_of_the_rearranged_step()
 def random_strategies(batch=()):
     mean, covariance = torch.randn(*batch, 4), spd(4, batch)
     lower = torch.linalg.cholesky(torch.linalg.inv(covariance))
-    return covariance, ExponentialNES(mean, torch.linalg.cholesky(covariance)), CholeskyNES(mean, lower)
+    return (
+        covariance,
+        ExponentialNES(mean, torch.linalg.cholesky(covariance)),
+        CholeskyNES(mean, lower),
+    )
 
 
 def covariance_of(strategy):
-    root = strategy.root if isinstance(strategy, ExponentialNES) else torch.linalg.inv(strategy.factor).mT
+    root = (
+        strategy.root
+        if isinstance(strategy, ExponentialNES)
+        else torch.linalg.inv(strategy.factor).mT
+    )
     return root @ root.mT
 
 
@@ -136,14 +155,19 @@ def test_nes_baselines_follow_the_natural_gradient_to_first_order(which, batch):
     samples = strategy.sample(z)
     deviation = samples - strategy.mean
     inverse = torch.linalg.inv(covariance)
-    # In the covariance V, the natural gradient of sum u log N(w; m, V) is sum u (dev dev^T - V), whatever the factor.
+    # In the covariance V, the natural gradient of sum u log N(w; m, V) is sum u (dev dev^T - V),
+    # whatever the factor.
     moment = torch.einsum("k...,k...i,k...j->...ij", utilities, deviation, deviation)
     direction = moment - utilities.sum(0)[..., None, None] * covariance
-    assert torch.einsum("k...i,...ij,k...j->k...", deviation, inverse, deviation).allclose(z.square().sum(-1))
+    assert torch.einsum("k...i,...ij,k...j->k...", deviation, inverse, deviation).allclose(
+        z.square().sum(-1)
+    )
     errors = []
     for lr in (1e-3, 1e-5):
         moved = strategy.update(z, utilities, lr=lr)
-        torch.testing.assert_close(moved.mean, strategy.mean + (utilities[..., None] * deviation).sum(0))
+        torch.testing.assert_close(
+            moved.mean, strategy.mean + (utilities[..., None] * deviation).sum(0)
+        )
         errors.append(float((covariance_of(moved) - covariance - lr * direction).norm()))
     assert slope(errors, 100) == pytest.approx(2, abs=0.05)
 
@@ -168,10 +192,16 @@ def test_utilities_depend_on_the_order_alone():
 def test_xnes_is_invariant_under_rotations_of_the_space():
     turn = torch.linalg.qr(torch.randn(4, 4))[0]
     weights = torch.tensor([1.0, 10.0, 100.0, 1000.0])
-    plain, turned = ExponentialNES(torch.ones(4), torch.eye(4)), ExponentialNES(turn @ torch.ones(4), turn)
+    plain, turned = (
+        ExponentialNES(torch.ones(4), torch.eye(4)),
+        ExponentialNES(turn @ torch.ones(4), turn),
+    )
     for _ in range(30):
         z = torch.randn(8, 4)
-        values, others = (weights * plain.sample(z) ** 2).sum(-1), (weights * (turned.sample(z) @ turn) ** 2).sum(-1)
+        values, others = (
+            (weights * plain.sample(z) ** 2).sum(-1),
+            (weights * (turned.sample(z) @ turn) ** 2).sum(-1),
+        )
         plain = plain.update(z, rates.rank_utilities(values), lr=0.2)
         turned = turned.update(z, rates.rank_utilities(others), lr=0.2)
     torch.testing.assert_close(turned.mean, turn @ plain.mean)
@@ -183,8 +213,12 @@ def test_xnes_has_its_published_rate_population_and_utilities():
     assert population == 4 + 6
     _, step = FixedRates().next(torch.randn(population, d), torch.arange(float(population)))
     assert step.lr == step.lr_size == pytest.approx(3 * (3 + math.log(d)) / (5 * d * math.sqrt(d)))
-    raw = [max(0.0, math.log(population / 2 + 1) - math.log(rank)) for rank in range(1, population + 1)]
-    torch.testing.assert_close(step.utilities, torch.tensor([u / sum(raw) - 1 / population for u in raw]))
+    raw = [
+        max(0.0, math.log(population / 2 + 1) - math.log(rank)) for rank in range(1, population + 1)
+    ]
+    torch.testing.assert_close(
+        step.utilities, torch.tensor([u / sum(raw) - 1 / population for u in raw])
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,11 +226,15 @@ def test_xnes_has_its_published_rate_population_and_utilities():
     [(1.01, 1.0, 22 / 162), (0.99, (1 + 12 / 22) / 2, 12 / 162), (0.05, 1 + 12 / 22, 12 / 162)],
 )
 def test_dx_nes_has_its_published_rates_in_each_phase(length, size, shape):
-    """Fukushima et al. (2011) with d = 5 and twelve samples, for paths of given lengths, of the expected one."""
+    """Fukushima et al. (2011) with d = 5 and twelve samples, for paths of given lengths, of the
+    expected one.
+    """
     d, population = 5, 12
     expected = math.sqrt(d) * (1 - 1 / (4 * d) + 1 / (21 * d * d))
     z, values = torch.randn(population, d), torch.randn(population)
-    fresh, faded = (DistanceRates(torch.full((d,), start)).next(z, values)[0].path for start in (0.0, 1.0))
+    fresh, faded = (
+        DistanceRates(torch.full((d,), start)).next(z, values)[0].path for start in (0.0, 1.0)
+    )
     wanted = torch.eye(d)[0] * length * expected
     after, step = DistanceRates((wanted - fresh) / (faded - fresh)).next(z, values)
     torch.testing.assert_close(after.path, wanted)
@@ -216,7 +254,9 @@ def test_size_and_shape_learn_at_rates_of_their_own(scheme):
     strategy = gradient_free.strategies(torch.zeros(2, 3))[scheme]
     z, utilities = torch.randn(6, 2, 3), torch.randn(6, 2)
     if scheme in ("paper", "ours"):  # from eigenvalues that are distinct
-        strategy = replace(strategy, precision=Full.from_dense(torch.diag_embed(torch.tensor([[1.0, 2, 3]] * 2))))
+        strategy = replace(
+            strategy, precision=Full.from_dense(torch.diag_embed(torch.tensor([[1.0, 2, 3]] * 2)))
+        )
     volume = strategy.log_volume()
     size = (utilities * (z.square().sum(-1) - 3)).sum(0)
     rate = torch.tensor([1e-5, 2e-5])

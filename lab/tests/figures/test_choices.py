@@ -14,7 +14,13 @@ from eigenstep.core.maps import cayley
 from eigenstep.core.matrices import Full
 from eigenstep.core.step import update
 from eigenstep_lab.baselines import van_loan
-from eigenstep_lab.baselines.nes import CholeskyNES, ExponentialNES, PlainNES, Population, log_density
+from eigenstep_lab.baselines.nes import (
+    CholeskyNES,
+    ExponentialNES,
+    PlainNES,
+    Population,
+    log_density,
+)
 from eigenstep_lab.console import UserError
 from eigenstep_lab.figures import (
     exact_vs_truncated,
@@ -39,7 +45,8 @@ def keywords(step):
 def test_the_papers_schemes_do_not_mend_their_bases():
     start = random_covariances(4, 2, 3.0, GENERATOR().manual_seed(0))
     found = full_matrix.schemes(start, 0.01, 0.1) | {
-        f"kronecker: {name}": scheme for name, scheme in kronecker.schemes([start, start], 0.01, 0.1).items()
+        f"kronecker: {name}": scheme
+        for name, scheme in kronecker.schemes([start, start], 0.01, 0.1).items()
     }
     found |= {f"spd: {name}": scheme for name, scheme in spd.schemes(start).items()}
     for name, scheme in found.items():
@@ -56,7 +63,9 @@ def test_full_matrix_shows_what_the_gap_does():
     start = random_covariances(4, 2, 3.0, GENERATOR().manual_seed(0))
     found = full_matrix.schemes(start, 0.01, full_matrix.QUICK.gap)
     gaps = {
-        name: keywords(scheme.step)["rotation"].keywords["gap"] for name, scheme in found.items() if "paper" in name
+        name: keywords(scheme.step)["rotation"].keywords["gap"]
+        for name, scheme in found.items()
+        if "paper" in name
     }
     assert gaps == {
         "paper, exact maps": 0.01,
@@ -67,7 +76,9 @@ def test_full_matrix_shows_what_the_gap_does():
 
 
 def test_each_problem_has_its_own_gap_and_learning_rate():
-    """Truncated maps keep up on the full matrix with a gap of 1 % and rates up to 0.002; long runs take the same."""
+    """Truncated maps keep up on the full matrix with a gap of 1 % and rates up to 0.002; long runs
+    take the same.
+    """
     for settings in (full_matrix.QUICK, full_matrix.FULL):
         assert (settings.gap, settings.lr) == (0.01, 0.001)
     for settings in (kronecker.QUICK, kronecker.FULL):
@@ -82,7 +93,9 @@ def leading_share(matrix):
 
 
 def test_kronecker_shows_both_families_of_covariances(monkeypatch):
-    """One without structure, as the paper's words suggest, and one of which 70 % are a Kronecker product."""
+    """One without structure, as the paper's words suggest, and one of which 70 % are a Kronecker
+    product.
+    """
     seen, match = [], kronecker.match
 
     def noted(schemes, start, covariance, settings, generator):
@@ -105,10 +118,15 @@ def test_kronecker_shows_both_families_of_covariances(monkeypatch):
 
 
 def test_projection_seeks_another_matrix_than_schemes_that_learn_factors():
-    """Without noise each scheme stays where the table says that it comes to rest, and moves away from the other's."""
+    """Without noise each scheme stays where the table says that it comes to rest, and moves away
+    from the other's.
+    """
     generator, sizes = GENERATOR().manual_seed(3), (3, 4)
     covariance = random_covariances(12, 2, 100.0, generator)
-    likeliest, nearest = kronecker.likeliest(covariance, sizes), van_loan.nearest_kronecker(covariance, sizes)
+    likeliest, nearest = (
+        kronecker.likeliest(covariance, sizes),
+        van_loan.nearest_kronecker(covariance, sizes),
+    )
     whole = Dense(covariance, semidefinite=True)
 
     def moved(before, after):
@@ -138,11 +156,15 @@ def test_the_divergence_is_torchs():
 
 def test_nothing_but_the_cayley_map_is_switched():
     for family in ("paper", "ours"):
-        exact, truncated = (exact_vs_truncated.SCHEMES[f"{family}, {kind}"] for kind in ("exact", "truncated"))
+        exact, truncated = (
+            exact_vs_truncated.SCHEMES[f"{family}, {kind}"] for kind in ("exact", "truncated")
+        )
         assert exact.options == {"maps": cayley}
         assert truncated.options == {"maps": "truncated"}
     table = exact_vs_truncated.operations((10, 100))
-    exact, truncated = (table.columns.index(f"steps in sequence, {kind}") for kind in ("exact", "truncated"))
+    exact, truncated = (
+        table.columns.index(f"steps in sequence, {kind}") for kind in ("exact", "truncated")
+    )
     assert [row[exact] for row in table.rows] == ["30", "300"]
     assert [row[truncated] for row in table.rows] == ["4", "4"]
 
@@ -154,7 +176,10 @@ def test_quick_and_full_minimize_with_the_same_steps():
 
 
 def test_the_paper_clips_where_others_graft():
-    options = {name: scheme.options for name, scheme in (low_precision.SCHEMES | low_precision.BESIDE).items()}
+    options = {
+        name: scheme.options
+        for name, scheme in (low_precision.SCHEMES | low_precision.BESIDE).items()
+    }
     for root in (1, 4):
         assert "grafting" not in options[f"paper, p = {root}"]  # the recipe clips at 1
         assert options[f"paper, p = {root}, grafted"]["grafting"] == "adam"
@@ -165,7 +190,8 @@ def test_the_paper_clips_where_others_graft():
     assert options["paper, p = 1, β̄ = 0.5"]["basis_lr"] == 0.5
     for settings in (low_precision.QUICK, low_precision.FULL):
         assert len(settings.lrs) >= 4
-    assert low_precision.QUICK.tuning_steps == low_precision.QUICK.steps  # shorter ones choose rates that diverge later
+    # Shorter ones choose rates that diverge later
+    assert low_precision.QUICK.tuning_steps == low_precision.QUICK.steps
     assert low_precision.FULL.steps == 1000
     assert low_precision.FULL.seeds_beside > 1
 
@@ -210,7 +236,10 @@ def test_densities_are_those_of_a_gaussian(kind):
     generator = GENERATOR().manual_seed(0)
     covariance = random_covariances(3, 2, 5.0, generator)
     mean = torch.randn(2, 3, generator=generator, dtype=torch.float64)
-    strategy, z = gaussians(kind, mean, covariance), torch.randn(7, 2, 3, generator=generator, dtype=torch.float64)
+    strategy, z = (
+        gaussians(kind, mean, covariance),
+        torch.randn(7, 2, 3, generator=generator, dtype=torch.float64),
+    )
     points = strategy.sample(z)
     torch.testing.assert_close(strategy.whiten(points), z)
     wanted = torch.distributions.MultivariateNormal(mean, covariance).log_prob(points)
@@ -225,7 +254,9 @@ def test_mixed_populations_are_distributed_as_the_new_gaussian():
     searches, generator = 4000, GENERATOR().manual_seed(1)
     eye = torch.eye(2, dtype=torch.float64).expand(searches, 2, 2)
     before = ExponentialNES(torch.zeros(searches, 2, dtype=torch.float64), eye)
-    after = ExponentialNES(before.mean + torch.tensor([0.4, 0.0]), eye * torch.tensor([1.2, 0.8])[:, None])
+    after = ExponentialNES(
+        before.mean + torch.tensor([0.4, 0.0]), eye * torch.tensor([1.2, 0.8])[:, None]
+    )
 
     def normal():
         return torch.randn(10, searches, 2, generator=generator, dtype=torch.float64)
@@ -235,8 +266,12 @@ def test_mixed_populations_are_distributed_as_the_new_gaussian():
     assert 0.1 <= float(mixed.new.double().mean()) < 0.5
     assert torch.equal(mixed.points[~mixed.new], first.points[~mixed.new])
     flat = mixed.points.reshape(-1, 2)
-    torch.testing.assert_close(flat.mean(0), torch.tensor([0.4, 0.0], dtype=torch.float64), atol=0.02, rtol=0)
-    torch.testing.assert_close(flat.T.cov(), torch.diag(torch.tensor([1.44, 0.64])).double(), atol=0.03, rtol=0)
+    torch.testing.assert_close(
+        flat.mean(0), torch.tensor([0.4, 0.0], dtype=torch.float64), atol=0.02, rtol=0
+    )
+    torch.testing.assert_close(
+        flat.T.cov(), torch.diag(torch.tensor([1.44, 0.64])).double(), atol=0.03, rtol=0
+    )
     assert first.mixed(after, 1.0, normal, generator).new.all()
 
 
@@ -259,7 +294,17 @@ def test_the_techniques_that_spare_evaluations_have_rows_of_their_own():
     """No verdict is about them: the paper does not say which it uses."""
     settings = gradient_free.Settings(dimension=2, seeds=2, generations=2)
     found = gradient_free.run(settings, seed=0, device=torch.device("cpu"))
-    rows = {"paper", "ours", "NES", "xNES", "Cholesky NES", "paper, mixed", "xNES, mixed", "paper, DX", "xNES, DX"}
+    rows = {
+        "paper",
+        "ours",
+        "NES",
+        "xNES",
+        "Cholesky NES",
+        "paper, mixed",
+        "xNES, mixed",
+        "paper, DX",
+        "xNES, DX",
+    }
     for panel in found.panels:
         assert panel.curves.keys() == rows
     assert rows < set(found.tables[0].columns)
@@ -268,7 +313,10 @@ def test_the_techniques_that_spare_evaluations_have_rows_of_their_own():
 
 def test_interrupted_training_goes_on_with_the_runs_that_are_missing(tmp_path, monkeypatch):
     task = training.load_task("digits", torch.device("cpu"))
-    schemes = {"ours": training.Scheme("spectral", {}), "b": training.Scheme("adamw", {"eps": 1e-3})}
+    schemes = {
+        "ours": training.Scheme("spectral", {}),
+        "b": training.Scheme("adamw", {"eps": 1e-3}),
+    }
     monkeypatch.setattr(training, "TEST_BATCHES", 1)
     train, calls, path = training._train, [], tmp_path / "trainings" / "some.jsonl"
 
@@ -280,7 +328,9 @@ def test_interrupted_training_goes_on_with_the_runs_that_are_missing(tmp_path, m
 
     def run(names, steps=2, seeds=2, lrs=(1e-3,)):
         chosen, rates = {name: schemes[name] for name in names}, dict.fromkeys(names, lrs)
-        return training.train_all(task, chosen, rates, steps=steps, seeds=range(seeds), trainings=path)
+        return training.train_all(
+            task, chosen, rates, steps=steps, seeds=range(seeds), trainings=path
+        )
 
     first = run(["ours"])
     assert len(calls) == 2
@@ -296,7 +346,8 @@ def test_interrupted_training_goes_on_with_the_runs_that_are_missing(tmp_path, m
     assert run(["ours"], lrs=(1e-4, 1e-3, 1e-2))[0]
     assert calls[7:] == searched  # those that choose learning rates are kept as well
     whole = path.read_text()
-    path.write_text(whole[: whole.index("losses", len(whole) // 2) + 20])  # killed while a run was written
+    # Killed while a run was written
+    path.write_text(whole[: whole.index("losses", len(whole) // 2) + 20])
     run(["ours"], lrs=(1e-4, 1e-3, 1e-2))
     assert 0 < len(calls) - 7 - len(searched) < 7 + len(searched)
     calls.clear()

@@ -50,7 +50,10 @@ def test_kronecker_is_kl_shampoo() -> None:
 
 def test_diagonal_is_the_spectral_update() -> None:
     S, curvature = Diagonal.identity(4), OuterProducts(torch.randn(2, 4))
-    close(eigen.update(S, curvature, lr=0.3).eigs, update(S, curvature, lr=0.3, positive=truncated_exp).spectrum)
+    close(
+        eigen.update(S, curvature, lr=0.3).eigs,
+        update(S, curvature, lr=0.3, positive=truncated_exp).spectrum,
+    )
 
 
 def test_negative_eigenvalues_are_refused() -> None:
@@ -77,7 +80,9 @@ def test_a_half_precision_basis_stays_one() -> None:
         lambda: random_kronecker([3, 2, 4], ["full", "diagonal", "full"]),
     ],
 )
-def test_damping_is_the_projection_of_the_identity(build: Callable[[], Full | Diagonal | Kronecker]) -> None:
+def test_damping_is_the_projection_of_the_identity(
+    build: Callable[[], Full | Diagonal | Kronecker],
+) -> None:
     S = build()
     size = S.dense().shape[-1]
     identity = Dense(torch.eye(size).expand(*S.batch_shape, size, size))
@@ -90,6 +95,7 @@ def test_damping_is_the_projection_of_the_identity(build: Callable[[], Full | Di
 def test_it_is_what_the_spectral_update_equals_to_first_order() -> None:
     S, H = random_full(5), random_symmetric(5)
     gaps = [
-        (update(S, Dense(H), lr=lr).dense() - eigen.update(S, Dense(H), lr=lr).dense()).norm() for lr in (1e-3, 1e-4)
+        (update(S, Dense(H), lr=lr).dense() - eigen.update(S, Dense(H), lr=lr).dense()).norm()
+        for lr in (1e-3, 1e-4)
     ]
     assert 90 < gaps[0] / gaps[1] < 110

@@ -24,13 +24,18 @@ def test_needs_the_evaluations_of_xnes(name: str) -> None:
     direction = torch.randn(runs, n, generator=generator, dtype=torch.float64)
     start = function.coordinate + 3 * direction / direction.norm(dim=-1, keepdim=True)
     population, rng = 2 * default_population(n), np.random.default_rng(0)
-    ours, theirs = PaperNES.start(start.numpy(), 1.0), ExponentialNES(start, torch.eye(n).double().expand(runs, n, n))
+    ours, theirs = (
+        PaperNES.start(start.numpy(), 1.0),
+        ExponentialNES(start, torch.eye(n).double().expand(runs, n, n)),
+    )
     hits = {"nes": np.full(runs, np.inf), "xnes": np.full(runs, np.inf)}
     for iteration in range(1, 700):
         z = ours.draw(rng, population)
         ours = ours.update(z, function(torch.from_numpy(ours.sample(z))).numpy())
         noise = torch.from_numpy(rng.standard_normal((population, runs, n)))
-        theirs = theirs.update(noise, rank_utilities(function(theirs.sample(noise))), lr=default_lr(n))
+        theirs = theirs.update(
+            noise, rank_utilities(function(theirs.sample(noise))), lr=default_lr(n)
+        )
         for key, mean in (("nes", torch.from_numpy(ours.mean)), ("xnes", theirs.mean)):
             reached = function(mean).numpy() < target
             hits[key] = np.where(reached & np.isinf(hits[key]), iteration * population, hits[key])

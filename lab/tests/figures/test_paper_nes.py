@@ -10,11 +10,15 @@ from eigenstep_lab.baselines.paper_nes import GAP, PaperNES, default_lr, usual_p
 from search.problems import Array, ellipsoid, rosenbrock
 
 
-def transcription(mu: Array, d: Array, B: Array, w: Array, values: Array, beta: float) -> tuple[Array, Array, Array]:
-    """One step of the paper: REINFORCE gradient in the space itself, then the update of its Section 3.
+def transcription(
+    mu: Array, d: Array, B: Array, w: Array, values: Array, beta: float
+) -> tuple[Array, Array, Array]:
+    """One step of the paper: REINFORCE gradient in the space itself, then the update of its Section
+    3.
 
-    ``2 dL/dS^-1 = E[l (S delta delta^T S - S)]``, gamma = 0, p = 1, exact exponential and Cayley maps, and the
-    Moore-Penrose inverse of the differences of eigenvalues. The losses are minus the rank-based utilities.
+    ``2 dL/dS^-1 = E[l (S delta delta^T S - S)]``, gamma = 0, p = 1, exact exponential and Cayley
+    maps, and the Moore-Penrose inverse of the differences of eigenvalues. The losses are minus the
+    rank-based utilities.
     """
     K, n = w.shape
     raw = [max(0.0, np.log(K / 2 + 1) - np.log(1 + sum(values < value))) for value in values]

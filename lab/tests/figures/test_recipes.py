@@ -1,4 +1,6 @@
-"""What the reproduction trains with: the paper's recipe and its rivals on the paper's own networks."""
+"""What the reproduction trains with: the paper's recipe and its rivals on the paper's
+own networks.
+"""
 
 import dataclasses
 
@@ -27,7 +29,9 @@ def test_the_papers_recipe_cuts_no_matrix(name):
     for parameter in matrices:
         plan = plan_of(group, parameter)
         assert (plan.units, len(plan.layouts)) == (1, 1), tuple(parameter.shape)
-        assert (plan.layouts[0].blocks, plan.layouts[0].full) == (1, (True, True)), tuple(parameter.shape)
+        assert (plan.layouts[0].blocks, plan.layouts[0].full) == (1, (True, True)), tuple(
+            parameter.shape
+        )
 
 
 def test_soap_preconditions_long_sides():
@@ -57,7 +61,9 @@ def test_both_halves_of_muon_are_searched():
     space = space_of(settings)
     assert all(isinstance(space[name], Range) for name in values)
     chosen = apply(settings, {"lr": 0.02, "weight_decay": 0.1, "1-momentum": 0.05, **values})
-    muon, adamw = build_optimizer(chosen, ViT((1, 8, 8), 4, patch=4, width=8, depth=1, heads=2)).param_groups
+    muon, adamw = build_optimizer(
+        chosen, ViT((1, 8, 8), 4, patch=4, width=8, depth=1, heads=2)
+    ).param_groups
     assert (muon["lr"], muon["momentum"]) == (0.02, 0.95)
     assert (adamw["lr"], adamw["betas"], adamw["eps"]) == (0.01, (0.75, 0.875), 1e-4)
     given = dataclasses.replace(settings, option={"adamw_betas": [0.9, 0.99]})

@@ -1,4 +1,6 @@
-"""Figures that were written before are read again only if they are whole, and pages show texts as texts."""
+"""Figures that were written before are read again only if they are whole, and pages show texts as
+texts.
+"""
 
 import copy
 import json
@@ -33,7 +35,8 @@ def written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "3", "null", '"text"', "{}", "[" * 100_000, '{"panels": [3]}', b"\xed\xa0\x80"]
+    "content",
+    ["", "{", "[]", "3", "null", '"text"', "{}", "[" * 100_000, '{"panels": [3]}', b"\xed\xa0\x80"],
 )
 def test_a_file_that_is_no_figure(written, content):
     written.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -42,7 +45,13 @@ def test_a_file_that_is_no_figure(written, content):
 
 def places(plain, at=()):
     """List all places of a tree of lists and dictionaries."""
-    items = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
+    items = (
+        plain.items()
+        if isinstance(plain, dict)
+        else enumerate(plain)
+        if isinstance(plain, list)
+        else ()
+    )
     for key, value in items:
         yield (*at, key)
         yield from places(value, (*at, key))
@@ -51,7 +60,8 @@ def places(plain, at=()):
 def test_a_damaged_figure_is_made_again_or_can_be_shown(written):
     """Any one value is replaced by something else, or is missing."""
     whole = json.loads(written.read_text())
-    # The picture is drawn from the same numbers; that takes most of the time, so it is drawn for some.
+    # The picture is drawn from the same numbers; that takes most of the time, so it is drawn for
+    # some.
     drawn, dice = 0, random.Random(0)
     for place in places(whole):
         for junk in (None, 0, -1, 10**400, "junk", [], [[]], {}, {"a": 1}, True, float("inf"), ...):
@@ -84,7 +94,13 @@ def test_a_page_shows_texts_as_texts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "table", [3, [], {"title": 1, "columns": [], "rows": []}, {"title": "", "columns": ["a"], "rows": [["b", "c"]]}]
+    "table",
+    [
+        3,
+        [],
+        {"title": 1, "columns": [], "rows": []},
+        {"title": "", "columns": ["a"], "rows": [["b", "c"]]},
+    ],
 )
 def test_pages_refuse_tables_that_are_none(tmp_path, table):
     (tmp_path / "toy.json").write_text(json.dumps({"command": "x", "result": {"tables": [table]}}))
@@ -93,7 +109,9 @@ def test_pages_refuse_tables_that_are_none(tmp_path, table):
 
 
 def test_the_page_names_every_published_verdict_that_does_not_hold():
-    """With the claim in its own words, below the heading of its figure, so that its cause can be looked up."""
+    """With the claim in its own words, below the heading of its figure, so that its cause can be
+    looked up.
+    """
     docs = Path(__file__).parents[3] / "docs"
     page = " ".join((docs / "paper.md").read_text().split())
     causes = page.partition("## What does not hold")[2].partition("## Verdicts")[0]

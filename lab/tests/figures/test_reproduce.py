@@ -35,31 +35,45 @@ MINIATURES = {
     "full_matrix": matching.Settings(sizes=(6,), seeds=2, steps=6, lr=0.01, points=3),
     "kronecker": matching.Settings(sizes=(2, 3), seeds=2, steps=6, lr=0.01, points=3),
     "spd": spd.Settings(
-        dimension=4, seeds=2, steps=40, samples=20, minibatch=10, target=0.5, lr_nearness=0.05, lr_log_det=0.1
+        dimension=4,
+        seeds=2,
+        steps=40,
+        samples=20,
+        minibatch=10,
+        target=0.5,
+        lr_nearness=0.05,
+        lr_log_det=0.1,
     ),
     "gradient_free": gradient_free.Settings(dimension=2, seeds=3, generations=12, target=2.0),
     "exact_vs_truncated": exact_vs_truncated.Settings("digits", steps=2, seeds=1, sides=(4,)),
-    "low_precision": low_precision.Settings(("digits",), steps=2, seeds=1, seeds_beside=1, tuning_steps=2, lrs=(1e-2,)),
+    "low_precision": low_precision.Settings(
+        ("digits",), steps=2, seeds=1, seeds_beside=1, tuning_steps=2, lrs=(1e-2,)
+    ),
 }
 
 LIMITS = {
     "full_matrix": {
         "It converges to the fixed point as fast as the default scheme.": "≤ 1.1",
-        "It matches the default scheme's iterates about as closely as the Cholesky scheme does.": "≤ 2",
-        "One step equals the default scheme's up to first order in the step size (Claim 2).": "≥ 1.9",
+        "It matches the default scheme's iterates about as closely as the Cholesky scheme "
+        "does.": "≤ 2",
+        "One step equals the default scheme's up to first order in the step size (Claim "
+        "2).": "≥ 1.9",
     },
     "kronecker": {
         "It converges as fast as the impractical projection.": "≤ 1.1",
         "It converges as fast as the structured Cholesky scheme.": "≤ 1.1",
-        "It matches the unstructured iterates of the default scheme as closely as the impractical projection.": "≤ 1.1",
-        "It matches the unstructured iterates of the default scheme as closely as the structured Cholesky scheme.": (
-            "≤ 1.1"
-        ),
+        "It matches the unstructured iterates of the default scheme as closely as the impractical "
+        "projection.": "≤ 1.1",
+        "It matches the unstructured iterates of the default scheme as closely as the structured "
+        "Cholesky scheme.": ("≤ 1.1"),
     },
     "spd": {
-        "It performs as well as retraction-based and Cholesky-based Riemannian gradient descent.": "≤ 1.15",
+        "It performs as well as retraction-based and Cholesky-based Riemannian gradient "
+        "descent.": "≤ 1.15",
     },
-    "gradient_free": {"It performs similarly to existing natural evolution strategies.": "≤ 1.15 ≥ -0.1"},
+    "gradient_free": {
+        "It performs similarly to existing natural evolution strategies.": "≤ 1.15 ≥ -0.1"
+    },
     "exact_vs_truncated": {
         "Both maps work equally well in terms of iterations.": "≤ 1.05",
         "The exact Cayley map is much slower, because it uses matrix inversion.": "≥ 1.5",
@@ -72,7 +86,9 @@ LIMITS = {
         "It is faster than SOAP, because it decomposes no matrix.": "≤ 0.9",
     },
 }
-"""The limits of every claim, fixed before anything was measured: no verdict may hold by changing them."""
+"""The limits of every claim, fixed before anything was measured: no verdict may hold by changing
+them.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +106,9 @@ def few_test_batches(monkeypatch):
 
 def make(name, seed=0):
     planned = reproduce.plan(name, full=False, seed=seed)
-    section = reproduce.make(replace(planned, settings=asdict(MINIATURES[name])), seed=seed, device=CPU)
+    section = reproduce.make(
+        replace(planned, settings=asdict(MINIATURES[name])), seed=seed, device=CPU
+    )
     assert isinstance(section.result, Result), section.result
     return section
 
@@ -98,12 +116,19 @@ def make(name, seed=0):
 def untimed(result):
     """All numbers that must be the same in every run."""
     plain = result.as_dict()
-    parts = [part for kind in ("panels", "verdicts", "tables") for part in plain[kind] if not part["timed"]]
+    parts = [
+        part
+        for kind in ("panels", "verdicts", "tables")
+        for part in plain[kind]
+        if not part["timed"]
+    ]
     return json.dumps(parts)
 
 
 @pytest.mark.parametrize("name", figures.FIGURES)
-def test_every_figure_shows_the_papers_scheme_and_ours_and_ends_in_verdicts(name, few_test_batches, tmp_path):
+def test_every_figure_shows_the_papers_scheme_and_ours_and_ends_in_verdicts(
+    name, few_test_batches, tmp_path
+):
     section = make(name)
     for panel in section.result.panels:
         assert any(curve.startswith("paper") for curve in panel.curves)
@@ -116,14 +141,18 @@ def test_every_figure_shows_the_papers_scheme_and_ours_and_ends_in_verdicts(name
     assert all(math.isfinite(v.value) for v in section.result.verdicts if not v.timed)
     limits: dict[str, dict[str, None]] = {}
     for verdict in section.result.verdicts:
-        limits.setdefault(verdict.claim, {})[f"{'≥' if verdict.at_least else '≤'} {verdict.limit:g}"] = None
+        limits.setdefault(verdict.claim, {})[
+            f"{'≥' if verdict.at_least else '≤'} {verdict.limit:g}"
+        ] = None
     assert {claim: " ".join(found) for claim, found in limits.items()} == LIMITS[name]
     assert untimed(make(name).result) == untimed(section.result)
     if name in ("full_matrix", "kronecker", "spd"):
         assert untimed(make(name, seed=1).result) != untimed(section.result)
 
     report.write_figure(tmp_path, section, {"seed": 0, "commit": "abc"})
-    again = report.read_figure(tmp_path, replace(section, result=""), {"seed": 0, "commit": "other"})
+    again = report.read_figure(
+        tmp_path, replace(section, result=""), {"seed": 0, "commit": "other"}
+    )
     assert again == replace(section, commit="abc", result=again.result)
     assert again.result.as_dict() == json.loads(json.dumps(section.result.as_dict()))
     assert report.read_figure(tmp_path, section, {"seed": 1}) is None
@@ -165,7 +194,9 @@ def test_distances_agree_with_scipy():
     squared = np.trace(a) + np.trace(b) - 2 * np.trace(linalg.sqrtm(root @ a.numpy() @ root)).real
     assert float(matching.wasserstein(a, b)) == pytest.approx(math.sqrt(squared / np.trace(b)))
     assert float(matching.wasserstein(a, a)) == pytest.approx(0, abs=1e-6)
-    assert float(matching.frobenius(a, b)) == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(b))
+    assert float(matching.frobenius(a, b)) == pytest.approx(
+        np.linalg.norm(a - b) / np.linalg.norm(b)
+    )
 
 
 def test_the_truth_of_iterate_matching_is_the_default_scheme():
@@ -182,7 +213,9 @@ def test_spectral_nes_follows_the_same_natural_gradient_as_xnes():
     mean = torch.randn(2, 4, dtype=torch.float64)
     start = Full.from_dense(matching.random_covariances(4, 2, 10, torch.Generator().manual_seed(0)))
     z, utilities = torch.randn(6, 2, 4, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
-    for rotation in (s.rotation for s in gradient_free.strategies(mean).values() if hasattr(s, "rotation")):
+    for rotation in (
+        s.rotation for s in gradient_free.strategies(mean).values() if hasattr(s, "rotation")
+    ):
         strategy = gradient_free.SpectralNES(mean, start, rotation)
         deviation = strategy.sample(z) - mean
         covariance = start.dense(-1)
@@ -205,7 +238,9 @@ def literal(name, w):
     if name == "Rosenbrock":
         return sum(100 * (b - a**2) ** 2 + (a - 1) ** 2 for a, b in pairs)
     if name == "Bohachevsky":
-        waves = sum(-0.3 * np.cos(3 * np.pi * a) - 0.4 * np.cos(4 * np.pi * b) + 0.7 for a, b in pairs)
+        waves = sum(
+            -0.3 * np.cos(3 * np.pi * a) - 0.4 * np.cos(4 * np.pi * b) + 0.7 for a, b in pairs
+        )
         return sum(a**2 + 2 * b**2 for a, b in pairs) + waves
     if name == "Schaffer":
         squares = [a**2 + b**2 for a, b in pairs]
@@ -239,17 +274,33 @@ def test_rounded_weights_compute_in_float32_with_bfloat16_weights_and_gradients(
 
 
 def toy(verdict=None):
-    curves = {"paper": Curve([1.0, 2.0], [[1.0, 0.1]]), "ours <fast>": Curve([1.0, 2.0], [[1.0, 0.2]])}
+    curves = {
+        "paper": Curve([1.0, 2.0], [[1.0, 0.1]]),
+        "ours <fast>": Curve([1.0, 2.0], [[1.0, 0.2]]),
+    }
     verdict = verdict or Verdict("It is fast & good.", "ours", "ratio", 2.0, limit=1.0)
-    return Result([Panel("A", "x", "y", curves)], [verdict], [Table("T", ("a", "b"), [("1", "<2>")])])
+    return Result(
+        [Panel("A", "x", "y", curves)], [verdict], [Table("T", ("a", "b"), [("1", "<2>")])]
+    )
 
 
 def test_the_report_is_one_page_that_needs_nothing_else(tmp_path):
     good = report.Section(
-        "one", "First", "Text.\n\nMore <text>.", {"steps": 3}, "eigenstep reproduce one", 1.0, "abc", toy()
+        "one",
+        "First",
+        "Text.\n\nMore <text>.",
+        {"steps": 3},
+        "eigenstep reproduce one",
+        1.0,
+        "abc",
+        toy(),
     )
-    bad = report.Section("two", "Second", "Text.", {}, "eigenstep reproduce two", 1.0, "abc", "no data & no luck")
-    report.write_report(tmp_path / "report.html", [good, bad], {"command": "eigenstep reproduce all", "torch": "2"})
+    bad = report.Section(
+        "two", "Second", "Text.", {}, "eigenstep reproduce two", 1.0, "abc", "no data & no luck"
+    )
+    report.write_report(
+        tmp_path / "report.html", [good, bad], {"command": "eigenstep reproduce all", "torch": "2"}
+    )
     page = (tmp_path / "report.html").read_text()
     assert "0 of 1 checks hold" in page
     assert "does not hold" in page
@@ -281,7 +332,8 @@ def test_all_goes_on_when_one_figure_cannot_be_made(tmp_path, monkeypatch, capsy
     assert table["title"].startswith("Full-matrix scheme (quick run, commit ")
     assert "out of luck" in (tmp_path / "report.html").read_text()
 
-    # What is there is not made again, unless one asks for it or it cannot be read; pictures are drawn anew.
+    # What is there is not made again, unless one asks for it or it cannot be read; pictures are
+    # drawn anew.
     (tmp_path / "full_matrix.png").write_bytes(b"as it was drawn once")
     assert cli.main(command) == 2
     assert made == ["full_matrix", "spd", "spd"]
@@ -294,7 +346,9 @@ def test_all_goes_on_when_one_figure_cannot_be_made(tmp_path, monkeypatch, capsy
 
     # Nor is what other versions made, if one asks for that; the report says which.
     whole = json.loads((tmp_path / "full_matrix.json").read_text())
-    (tmp_path / "full_matrix.json").write_text(json.dumps({**whole, "code": "older", "commit": "abc1234"}))
+    (tmp_path / "full_matrix.json").write_text(
+        json.dumps({**whole, "code": "older", "commit": "abc1234"})
+    )
     assert cli.main([*command, "--as-made"]) == 2
     assert made[7:] == ["spd"]
     assert "quick run, commit abc1234" in (tmp_path / "report.json").read_text()
@@ -306,7 +360,17 @@ def test_a_full_run_may_leave_some_figures_brief(tmp_path, monkeypatch):
     few = {name: figures.FIGURES[name] for name in ("kronecker", "spd")}
     monkeypatch.setattr(reproduce, "FIGURES", few)
     monkeypatch.setattr(reproduce, "make", lambda planned, **_: replace(planned, result=toy()))
-    command = ["reproduce", "all", "--full", "--brief", "spd", "--jobs", "1", "--directory", str(tmp_path)]
+    command = [
+        "reproduce",
+        "all",
+        "--full",
+        "--brief",
+        "spd",
+        "--jobs",
+        "1",
+        "--directory",
+        str(tmp_path),
+    ]
     assert cli.main(command) == 0
     written = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in few}
     assert written["kronecker"]["settings"]["seeds"] == kronecker.FULL.seeds
@@ -323,7 +387,10 @@ def test_missing_devices_and_data_are_named(monkeypatch, capsys, tmp_path):
         raise UserError("no such data")
 
     monkeypatch.setattr(spd, "run", fail)
-    assert reproduce.make(reproduce.plan("spd", full=False, seed=0), seed=0, device=CPU).result == "no such data"
+    assert (
+        reproduce.make(reproduce.plan("spd", full=False, seed=0), seed=0, device=CPU).result
+        == "no such data"
+    )
 
 
 def titled(planned):
@@ -335,7 +402,9 @@ def titled(planned):
 def test_figures_come_in_order_however_they_are_made(jobs):
     names = ["spd", "low_precision", "kronecker"]
     plans = [reproduce.plan(name, full=False, seed=0) for name in names]
-    assert [made.title for made in reproduce._make_all(plans, jobs, titled)] == [f"{name} " for name in names]
+    assert [made.title for made in reproduce._make_all(plans, jobs, titled)] == [
+        f"{name} " for name in names
+    ]
     assert [titled(share).title for share in reproduce.shares(plans[1])] == [
         f"low_precision {task}" for task in reversed(low_precision.QUICK.tasks)
     ]
@@ -358,14 +427,25 @@ def test_shares_keep_their_trainings_for_the_whole_figure(tmp_path, monkeypatch,
 def test_one_command_publishes_the_report(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(reproduce, "FIGURES", {"spd": figures.FIGURES["spd"]})
     monkeypatch.setattr(reproduce, "make", lambda planned, **_: replace(planned, result=toy()))
-    command = ["reproduce", "all", "--directory", str(tmp_path / "runs"), "--publish", str(tmp_path / "paper")]
+    command = [
+        "reproduce",
+        "all",
+        "--directory",
+        str(tmp_path / "runs"),
+        "--publish",
+        str(tmp_path / "paper"),
+    ]
     assert cli.main(command) == 2
     assert "paper.md to put verdicts into" in capsys.readouterr().err
     page = tmp_path / "paper.md"
     page.write_text("Text.\n<!-- tables of paper/report.json -->\n<!-- end of tables -->\n")
     assert cli.main(command) == 0
     assert "It is fast & good." in page.read_text()
-    assert {path.name for path in (tmp_path / "paper").iterdir()} == {"report.html", "report.json", "spd.png"}
+    assert {path.name for path in (tmp_path / "paper").iterdir()} == {
+        "report.html",
+        "report.json",
+        "spd.png",
+    }
 
 
 def test_impossible_numbers_of_jobs(capsys):

@@ -21,7 +21,9 @@ from many_processes.ranks import on_ranks
 
 @on_ranks(4, 2)
 def costs(_: Path) -> Any:
-    """What a rank computes, keeps and sends in a step of a GPT of 12 layers, and gradients that it puts together."""
+    """What a rank computes, keeps and sends in a step of a GPT of 12 layers, and gradients that it
+    puts together.
+    """
     found, own_gradients, sizes = {}, ShardedRound.own_gradients, [0]
 
     def noting(self: ShardedRound, coming: Any) -> dict[int, Tensor]:
@@ -33,7 +35,10 @@ def costs(_: Path) -> Any:
         for kind in KINDS[dist.get_world_size()]:
             if kind != "sideways":
                 sizes[1:] = []
-                found[kind] = {**cost_runs.trained(prepare(cost_runs.gpt(32), kind)), "gradients": max(sizes)}
+                found[kind] = {
+                    **cost_runs.trained(prepare(cost_runs.gpt(32), kind)),
+                    "gradients": max(sizes),
+                }
     return found
 
 
@@ -70,7 +75,9 @@ def runs(place: Path) -> Any:
     dist.barrier()
     for way in ("ddp", "fsdp2"):
         for optimizer in ("spectral", "adamw"):
-            trainer.train(run_settings(place, parallel=way, optimizer=optimizer), place / f"{optimizer}-{way}")
+            trainer.train(
+                run_settings(place, parallel=way, optimizer=optimizer), place / f"{optimizer}-{way}"
+            )
         # The same batches in two parts each.
         trainer.train(run_settings(place, parallel=way, accumulate=2), place / f"parts-{way}")
     settings, asked = run_settings(place, parallel="fsdp2"), dist.get_rank() == 1

@@ -1,7 +1,8 @@
-"""The command line, on which rank 1 is killed once: in the middle of a step, or while it writes a checkpoint.
+"""The command line, on which rank 1 is killed once: in the middle of a step, or while it writes a
+checkpoint.
 
-The environment says where: KILL_IN is "step" or "save", KILL_AT the number of the call at which it happens, and
-KILL_MARKER a file that remembers that it has happened.
+The environment says where: KILL_IN is "step" or "save", KILL_AT the number of the call at which it
+happens, and KILL_MARKER a file that remembers that it has happened.
 """
 
 from __future__ import annotations

@@ -21,12 +21,15 @@ def size() -> int:
 
 
 def bound(kind: str, world: int, size: float) -> float:
-    """Fewest bytes that a rank must send, on average, to get `size` bytes of gradients to owners and steps back."""
+    """Fewest bytes that a rank must send, on average, to get `size` bytes of gradients to owners
+    and steps back.
+    """
     if kind == "ddp":  # owners send what they own to all others
         return size / world * (world - 1)
     replicas = 2 if kind == "hsdp" else 1
     shards = world // replicas
-    # Of what a rank owns, it holds one part in `shards`; the rest comes from its replica, and steps go to all replicas.
+    # Of what a rank owns, it holds one part in `shards`; the rest comes from its replica, and steps
+    # go to all replicas.
     return size / world * ((shards - 1) / shards + replicas - 1 / shards)
 
 
@@ -42,7 +45,9 @@ def test_work_and_memory_are_split(found: Results, serial: dict[str, float], wor
 def test_nothing_is_done_twice(found: Results, serial: dict[str, float], world: int) -> None:
     for kind in found["costs", world][0]:
         for name in ("flops", "state"):
-            assert sum(rank[kind][name] for rank in found["costs", world][:world]) == pytest.approx(serial[name], 1e-9)
+            assert sum(rank[kind][name] for rank in found["costs", world][:world]) == pytest.approx(
+                serial[name], 1e-9
+            )
 
 
 @pytest.mark.parametrize("world", KINDS)

@@ -1,4 +1,6 @@
-"""`eigenstep train` on several processes: they train as one, and survive the death of one of them."""
+"""`eigenstep train` on several processes: they train as one, and survive the death of
+one of them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from many_processes.ranks import Results
 from .checks import NETWORK, RUN, run_settings
 
 ROUNDING = 1e-4
-"""Float32 sums in another order: one process that takes its batches in two parts is 7e-6 from one that does not."""
+"""Float32 sums in another order: one process that takes its batches in two parts is 7e-6 from one
+that does not.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +41,20 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def difference(mine: Path, theirs: Path) -> float:
-    """Distance of weights that gradients decide: softmax does not depend on the biases of keys, which follow noise."""
-    kept = [{name: w for name, w in weights(folder).items() if "key.bias" not in name} for folder in (mine, theirs)]
+    """Distance of weights that gradients decide: softmax does not depend on the biases of keys,
+    which follow noise.
+    """
+    kept = [
+        {name: w for name, w in weights(folder).items() if "key.bias" not in name}
+        for folder in (mine, theirs)
+    ]
     return distance(*kept)
 
 
 @pytest.fixture(scope="module", params=["spectral", "adamw"])
-def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, undisturbed: Path) -> Path:
+def alone(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, undisturbed: Path
+) -> Path:
     """The same run by one process; the folder has the optimizer's name."""
     folder = tmp_path_factory.mktemp("alone") / request.param
     trainer.train(run_settings(undisturbed, optimizer=request.param), folder)
@@ -91,7 +102,9 @@ def test_damaged_checkpoints(undisturbed: Path, tmp_path: Path, file: str) -> No
     run = as_of_step_6(undisturbed / "spectral-fsdp2", tmp_path / "run")
     damaged = run / "step-000000006.dcp" / file
     damaged.write_bytes(damaged.read_bytes()[:100])
-    with pytest.raises(UserError, match=r"step-000000006.dcp is damaged .*: delete it and repeat the command"):
+    with pytest.raises(
+        UserError, match=r"step-000000006.dcp is damaged .*: delete it and repeat the command"
+    ):
         trainer.train(run_settings(undisturbed), run)
 
 
@@ -100,14 +113,29 @@ def test_stopped_processes_go_on(undisturbed: Path) -> None:
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
-# In each step three groups exchange steps: tables, matrices and vectors. The fourteenth time is in the fifth step.
+# In each step three groups exchange steps: tables, matrices and vectors. The fourteenth time is in
+# the fifth step.
 @pytest.mark.parametrize(("way", "place", "at"), [("ddp", "step", 14), ("fsdp2", "save", 2)])
-def test_a_killed_process_changes_nothing(undisturbed: Path, tmp_path: Path, way: str, place: str, at: int) -> None:
+def test_a_killed_process_changes_nothing(
+    undisturbed: Path, tmp_path: Path, way: str, place: str, at: int
+) -> None:
     """Torchrun starts all processes anew, and they go on from step 3."""
-    options = {**RUN, "data": undisturbed / "poem.txt", "parallel": way, "directory": tmp_path / "run"}
+    options = {
+        **RUN,
+        "data": undisturbed / "poem.txt",
+        "parallel": way,
+        "directory": tmp_path / "run",
+    }
     chosen = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     chosen += [f"--model-option={name}={value}" for name, value in NETWORK.items()]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+    ]
     kill = {"KILL_IN": place, "KILL_AT": str(at), "KILL_MARKER": str(tmp_path / "killed")}
     done = subprocess.run(
         [*launch, str(Path(__file__).with_name("killed.py")), "train", *chosen],

@@ -15,7 +15,9 @@ def somewhere_else(tmp_path, monkeypatch):
 
 @pytest.fixture
 def pictures(tmp_path):
-    """Two classes of small photographs that differ in brightness, as JPEG files, none of them square."""
+    """Two classes of small photographs that differ in brightness, as JPEG files, none of them
+    square.
+    """
     random = np.random.default_rng(0)
     for part, count in (("train", 8), ("val", 3)):
         for name, light in (("bright", 160), ("dark", 20)):
@@ -39,7 +41,13 @@ def tiny():
     """A run on digits that takes a second."""
 
     def settings(**changes):
-        quick = {"train_for": "12 steps", "warmup": "2 steps", "batch": 8, "test_batches": 2, "log_every": "5 steps"}
+        quick = {
+            "train_for": "12 steps",
+            "warmup": "2 steps",
+            "batch": 8,
+            "test_batches": 2,
+            "log_every": "5 steps",
+        }
         often = {"evaluate_every": "6", "checkpoint_every": "5"}
         return Settings(**{**quick, **often, "model_option": TINY_VIT, **changes})
 

@@ -17,7 +17,8 @@ def test_a_part_is_stretched_over_the_picture():
     picture[..., 4:, :4] = 1  # the lower left quarter
     assert cut(picture, [(0, 0.5, 0.5, 0.5)], [False])[..., 1:, :-1].min() == 1
     assert cut(picture, [(0.5, 0, 0.5, 0.5)], [False])[..., :-1, 1:].max() == 0
-    half = cut(picture, [(0, 0.5, 1, 0.5)], [True])  # the lower half, mirrored: dark on the left, bright on the right
+    # The lower half, mirrored: dark on the left, bright on the right
+    half = cut(picture, [(0, 0.5, 1, 0.5)], [True])
     assert half[..., 1:, :3].max() == 0
     assert half[..., 1:, 5:].min() == 1
 
@@ -38,7 +39,9 @@ def test_random_boxes_keep_their_promises():
     assert random_box(np.array([1.0, 0.5, 0.7, 0.2]), 1.0, 0.3) == (0, 0, 1, 1)
 
 
-@pytest.mark.parametrize(("aspect", "box"), [(1.0, (0, 0, 1, 1)), (2.0, (0.25, 0, 0.5, 1)), (0.5, (0, 0.25, 1, 0.5))])
+@pytest.mark.parametrize(
+    ("aspect", "box"), [(1.0, (0, 0, 1, 1)), (2.0, (0.25, 0, 0.5, 1)), (0.5, (0, 0.25, 1, 0.5))]
+)
 def test_middle_square(aspect, box):
     assert middle_square(aspect) == box
 
@@ -64,14 +67,20 @@ def test_labels_are_mixed_as_the_pictures_are(seed, method):
 
 def test_shares_follow_the_beta_distribution():
     pictures, labels = batch()
-    shares = [mix(pictures, labels, 3, np.random.default_rng(k), mixup=0.4)[1][0, 0].item() for k in range(3000)]
+    shares = [
+        mix(pictures, labels, 3, np.random.default_rng(k), mixup=0.4)[1][0, 0].item()
+        for k in range(3000)
+    ]
     assert np.mean(shares) == pytest.approx(0.5, abs=0.03)
     assert np.var(shares) == pytest.approx(1 / (4 * (2 * 0.4 + 1)), rel=0.1)
 
 
 def test_a_coin_decides_if_both_are_on_and_nothing_happens_if_none_is():
     pictures, labels = batch()
-    kinds = [mix(pictures, labels, 3, np.random.default_rng(k), mixup=1.0, cutmix=1.0)[0][2] for k in range(200)]
+    kinds = [
+        mix(pictures, labels, 3, np.random.default_rng(k), mixup=1.0, cutmix=1.0)[0][2]
+        for k in range(200)
+    ]
     pasted = sum(set(mixed.unique().tolist()) <= {2.0, 3.0} for mixed in kinds)
     assert 70 < pasted < 130
     assert mix(pictures, labels, 3, np.random.default_rng(0)) == (pictures, labels)

@@ -4,7 +4,14 @@ import torch
 from PIL import Image
 
 from eigenstep_lab import cli
-from eigenstep_lab.train.feeds import PHOTO_MEAN, PHOTO_STD, Passages, PictureFolder, PicturesInMemory, open_feed
+from eigenstep_lab.train.feeds import (
+    PHOTO_MEAN,
+    PHOTO_STD,
+    Passages,
+    PictureFolder,
+    PicturesInMemory,
+    open_feed,
+)
 from eigenstep_lab.train.settings import Settings
 
 
@@ -54,7 +61,9 @@ def test_a_step_is_the_same_wherever_one_begins(feeds):
 
 def test_seeds_differ(pictures):
     for data in ("digits", str(pictures)):
-        one, other = (open_feed(Settings(data=data, size=16, batch=4, seed=seed)) for seed in (0, 1))
+        one, other = (
+            open_feed(Settings(data=data, size=16, batch=4, seed=seed)) for seed in (0, 1)
+        )
         assert not same(stack(one.batches(0, 3)), stack(other.batches(0, 3)))
 
 
@@ -70,7 +79,9 @@ def test_an_epoch_shows_every_picture_once_and_the_next_in_another_order(picture
 
 def test_held_out_data_is_whole_and_in_order(pictures, poem):
     for part in (0, 3):
-        inputs, targets = stack(open_feed(Settings(data="digits", batch=100, test_batches=part)).held_out())
+        inputs, targets = stack(
+            open_feed(Settings(data="digits", batch=100, test_batches=part)).held_out()
+        )
         assert len(inputs) == len(targets) == (300 if part else 360)
     _, labels = stack(open_feed(Settings(data=str(pictures), size=8, batch=4)).held_out())
     assert labels.tolist() == [0, 0, 0, 1, 1, 1]
@@ -87,7 +98,9 @@ def test_a_streamed_picture_is_the_middle_of_its_file(pictures):
     Image.fromarray(sides).save(pictures / "val" / "bright" / "0.png")
     (pictures / "val" / "bright" / "0.jpeg").unlink()
     inputs, _ = next(open_feed(Settings(data=str(pictures), size=10, batch=1)).held_out())
-    pixels = inputs[0] * torch.tensor(PHOTO_STD)[:, None, None] + torch.tensor(PHOTO_MEAN)[:, None, None]
+    pixels = (
+        inputs[0] * torch.tensor(PHOTO_STD)[:, None, None] + torch.tensor(PHOTO_MEAN)[:, None, None]
+    )
     assert torch.allclose(pixels[:, :, 1:-1].amin((1, 2)), torch.tensor([0.0, 1.0, 0.0]), atol=1e-6)
     assert pixels[1].min() > 0.9  # at the edges the margins shine through a little
 
@@ -97,7 +110,9 @@ def test_flips_mirror_half_of_the_pictures(pictures):
         left_bright = np.zeros((20, 20, 3), dtype=np.uint8)
         left_bright[:, :10] = 255
         Image.fromarray(left_bright).save(path)
-    inputs, _ = stack(open_feed(Settings(data=str(pictures), size=8, batch=16, flip=True)).batches(0, 10))
+    inputs, _ = stack(
+        open_feed(Settings(data=str(pictures), size=8, batch=16, flip=True)).batches(0, 10)
+    )
     mirrored = inputs[:, 0, 4, 7] > inputs[:, 0, 4, 0]
     assert 60 < mirrored.sum() < 100
 
@@ -129,8 +144,14 @@ def test_a_folder_is_found_in_the_place_for_data(pictures, monkeypatch, tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data": "imagewoof2"}, "no data 'imagewoof2': expected one of digits, .*, a folder with train/<class>"),
-        ({"data": "digits", "batch": 2000}, "batch must be at most 1437, the number of training pictures; got 2000"),
+        (
+            {"data": "imagewoof2"},
+            "no data 'imagewoof2': expected one of digits, .*, a folder with train/<class>",
+        ),
+        (
+            {"data": "digits", "batch": 2000},
+            "batch must be at most 1437, the number of training pictures; got 2000",
+        ),
         ({"data": "poem.txt", "mixup": 0.1}, "mixup is for pictures, and poem.txt is a text"),
         ({"data": "poem.txt", "length": 500}, "length must be less than 180"),
         ({"data": "pictures/train"}, "one subfolder of pictures per class"),

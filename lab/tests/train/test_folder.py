@@ -1,4 +1,6 @@
-"""What goes wrong with a run's folder and its settings ends in one sentence, and leaves nothing behind."""
+"""What goes wrong with a run's folder and its settings ends in one sentence, and leaves nothing
+behind.
+"""
 
 import os
 import subprocess
@@ -11,7 +13,14 @@ from eigenstep_lab.console import UserError
 from eigenstep_lab.train import checkpoint, folder
 from eigenstep_lab.train.trainer import train
 
-QUICK = ("--train-for=12 steps", "--warmup=2", "--batch=8", "--test-batches=1", "--checkpoint-every=5", "--threads=1")
+QUICK = (
+    "--train-for=12 steps",
+    "--warmup=2",
+    "--batch=8",
+    "--test-batches=1",
+    "--checkpoint-every=5",
+    "--threads=1",
+)
 QUICK += tuple(f"--model-option={option}" for option in ("width=16", "depth=1", "heads=2"))
 
 
@@ -37,7 +46,9 @@ with occupied(pathlib.Path(sys.argv[1])):
 def neighbor(tmp_path):
     """Another process that works in a folder."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLD, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert process.stdout.readline() == b"held\n"
     yield process
@@ -49,10 +60,14 @@ def test_a_second_run_is_refused_until_the_first_has_died(tmp_path, tiny, neighb
     partial = tmp_path / "run" / ".step-000000005.pt.1"
     partial.write_bytes(b"being written")
     kept = checkpoint.save(tmp_path / "run", 3, {"step": 3})
-    with pytest.raises(UserError, match=r"another process is at work in .*run: wait until it has ended, or choose"):
+    with pytest.raises(
+        UserError, match=r"another process is at work in .*run: wait until it has ended, or choose"
+    ):
         train(tiny(), tmp_path / "run", fresh=True)
     for command in ("train", "tune"):
-        assert "another process" in refused(capsys, command, *QUICK, f"--directory={tmp_path / 'run'}")
+        assert "another process" in refused(
+            capsys, command, *QUICK, f"--directory={tmp_path / 'run'}"
+        )
     assert partial.exists()
     assert kept.exists()
     neighbor.kill()  # the operating system lets go of the lock
@@ -93,7 +108,9 @@ def test_a_refused_run_leaves_no_folder(tmp_path, capsys, command, wrong):
 def test_a_refused_run_deletes_nothing(tmp_path, tiny, capsys):
     train(tiny(train_for="3 steps"), tmp_path / "run")
     before = sorted(tmp_path.rglob("*"))
-    refused(capsys, "train", *QUICK, f"--directory={tmp_path / 'run'}", "--fresh", "--option=unknown=1")
+    refused(
+        capsys, "train", *QUICK, f"--directory={tmp_path / 'run'}", "--fresh", "--option=unknown=1"
+    )
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -113,7 +130,9 @@ def test_a_refused_run_deletes_nothing(tmp_path, tiny, capsys):
 )
 def test_strange_settings_files(tmp_path, capsys, text, message):
     (tmp_path / "settings.toml").write_text(text)
-    said = refused(capsys, "train", f"--config={tmp_path / 'settings.toml'}", f"--directory={tmp_path / 'run'}")
+    said = refused(
+        capsys, "train", f"--config={tmp_path / 'settings.toml'}", f"--directory={tmp_path / 'run'}"
+    )
     assert message in said
     assert not (tmp_path / "run").exists()
 
@@ -133,7 +152,9 @@ def limited(most, words):
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))\n"
         "sys.exit(cli.main(sys.argv[1:]))"
     )
-    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit")
@@ -143,12 +164,16 @@ def test_no_room_for_a_checkpoint(tmp_path, most):
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     said = done.stderr.splitlines()[-1]
-    assert said.endswith("step-000000005.pt: File too large; allow larger files and repeat the command")
+    assert said.endswith(
+        "step-000000005.pt: File too large; allow larger files and repeat the command"
+    )
     assert not list((tmp_path / "run").glob("*step-*"))
 
 
 def test_a_full_disk(tmp_path, tiny, monkeypatch, capsys):
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     said = refused(capsys, "train", *QUICK, f"--directory={tmp_path / 'run'}")
     assert said.endswith("log.csv: No space left on device; make room and repeat the command\n")
 
@@ -159,12 +184,21 @@ def test_a_checkpoint_of_something_else(tmp_path, capsys):
     newest = checkpoint.list_checkpoints(tmp_path / "run")[-1]
     saved = checkpoint.load(newest)
     capsys.readouterr()
-    for change in ({"settings": "[1"}, {"settings": 3}, {"model": {}}, {"optimizer": []}, {"step": "x"}, {"losses": 1}):
+    for change in (
+        {"settings": "[1"},
+        {"settings": 3},
+        {"model": {}},
+        {"optimizer": []},
+        {"step": "x"},
+        {"losses": 1},
+    ):
         checkpoint.save(tmp_path / "run", 12, {**saved, **change})
         assert "step-000000012.pt is damaged" in refused(capsys, *words)
 
 
-@pytest.mark.parametrize("raw", [b"\xff\xfe", b"step,epoch,lr,loss,test_loss,test_error,seconds\nx,1,1,1,1,1,1\n\0"])
+@pytest.mark.parametrize(
+    "raw", [b"\xff\xfe", b"step,epoch,lr,loss,test_loss,test_error,seconds\nx,1,1,1,1,1,1\n\0"]
+)
 def test_a_damaged_log_is_begun_anew(tmp_path, tiny, raw):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "log.csv").write_bytes(raw)

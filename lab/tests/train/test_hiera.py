@@ -7,7 +7,9 @@ from eigenstep_lab.registry import is_hidden_matrix
 
 
 def small(**options):
-    return Hiera((3, 16, 24), 5, **{"patch": 2, "width": 8, "depths": (1, 2, 1), "heads": 1, **options})
+    return Hiera(
+        (3, 16, 24), 5, **{"patch": 2, "width": 8, "depths": (1, 2, 1), "heads": 1, **options}
+    )
 
 
 def count(model):
@@ -22,12 +24,15 @@ def test_full_hiera_vit_has_50_7_million_parameters():
     assert abs(without_head - 50.7e6) < 0.1e6
     assert count(model) == 51_524_968  # published for Hiera-B on ImageNet-1k: 51.52 million
     assert [block.attention.units for block in model.blocks] == [49] * 6 + [1] * 18
-    assert [block.attention.heads for block in model.blocks] == [1] * 2 + [2] * 3 + [4] * 16 + [8] * 3
+    assert [block.attention.heads for block in model.blocks] == [1] * 2 + [2] * 3 + [4] * 16 + [
+        8
+    ] * 3
 
 
 def test_order_puts_together_what_merges():
     order = merging_order(4, 8, 2)
-    assert order[:16].tolist() == [0, 1, 8, 9, 2, 3, 10, 11, 16, 17, 24, 25, 18, 19, 26, 27]  # the left 4 × 4 unit
+    # The left 4 × 4 unit
+    assert order[:16].tolist() == [0, 1, 8, 9, 2, 3, 10, 11, 16, 17, 24, 25, 18, 19, 26, 27]
     assert sorted(order.tolist()) == list(range(32))
 
 
@@ -68,7 +73,8 @@ def test_tokens_of_the_first_stages_see_only_their_unit():
     tokens = torch.randn(1, 8 * 12, 8)
     changed = tokens.clone()
     changed[:, :16] += 1  # the first of six units
-    stages = model.blocks[:3]  # up to the end of the second stage: four tokens are left of each unit
+    # Up to the end of the second stage: four tokens are left of each unit
+    stages = model.blocks[:3]
     difference = (stages(tokens) - stages(changed)).abs().amax(-1)[0]
     assert (difference[:4] > 0).all()
     assert (difference[4:] == 0).all()
@@ -95,7 +101,9 @@ def test_positions_matter():
 
 
 def test_muon_gets_the_matrices_of_the_blocks():
-    hidden = {name for name, parameter in small().named_parameters() if is_hidden_matrix(name, parameter)}
+    hidden = {
+        name for name, parameter in small().named_parameters() if is_hidden_matrix(name, parameter)
+    }
     assert "blocks.1.skip.weight" in hidden
     assert "blocks.0.attention.query.weight" in hidden
     assert not hidden & {"embed.weight", "positions", "head.weight"}
@@ -103,7 +111,11 @@ def test_muon_gets_the_matrices_of_the_blocks():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"patch": 3}, "multiples of patch"), ({"heads": 3}, "3 heads"), ({"depths": (1, 0)}, "at least one block")],
+    [
+        ({"patch": 3}, "multiples of patch"),
+        ({"heads": 3}, "3 heads"),
+        ({"depths": (1, 0)}, "at least one block"),
+    ],
 )
 def test_impossible_shapes_are_explained(options, message):
     with pytest.raises(ValueError, match=message):

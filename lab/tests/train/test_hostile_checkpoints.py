@@ -1,4 +1,6 @@
-"""Checkpoints that somebody else put into the run's folder, with checksums that are right: nothing in them may run."""
+"""Checkpoints that somebody else put into the run's folder, with checksums that are right: nothing
+in them may run.
+"""
 
 import io
 import pickle
@@ -20,9 +22,13 @@ from eigenstep_lab.train.checkpoint import SUMS, TABLE
 
 @pytest.fixture(autouse=True)
 def trap(tmp_path, monkeypatch):
-    """A module that tells when it is imported, and a file that code in a checkpoint would leave behind."""
+    """A module that tells when it is imported, and a file that code in a checkpoint would leave
+    behind.
+    """
     (tmp_path / "trap").mkdir()
-    (tmp_path / "trap" / "__init__.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w').close()")
+    (tmp_path / "trap" / "__init__.py").write_text(
+        f"open({str(tmp_path / 'sprung')!r}, 'w').close()"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     assert not (tmp_path / "sprung").exists(), "code of the checkpoint was run"
@@ -37,7 +43,9 @@ def call(module, name, *arguments):
 
 
 def attacks(folder):
-    """Pickles that leave a file behind, or change what a class does, when they are read without limits."""
+    """Pickles that leave a file behind, or change what a class does, when they are read without
+    limits.
+    """
     spring = f"open({str(folder / 'sprung')!r}, 'w').close()"
     return {
         "system": call("os", "system", text(f"touch {folder / 'sprung'}")),
@@ -78,7 +86,9 @@ def test_a_file_runs_nothing(tmp_path, name):
     path = tmp_path / "step-000000001.pt"
     path.write_bytes(as_pt(pickled(attacks(tmp_path)[name])))
     checksums.write(tmp_path / "step-000000001.pt.sha256", {path.name: checksums.digest(path)})
-    with pytest.raises(ValueError, match=r"step-000000001.pt is damaged .*delete it and repeat the command"):
+    with pytest.raises(
+        ValueError, match=r"step-000000001.pt is damaged .*delete it and repeat the command"
+    ):
         checkpoint.load(path)
 
 
@@ -129,14 +139,19 @@ def test_the_table_of_contents_runs_nothing(folder, tmp_path, name):
     before = Metadata.__init__
     (folder / TABLE).write_bytes(pickled(attacks(tmp_path)[name]))
     seal(folder)
-    with pytest.raises(ValueError, match=r"step-000000001.dcp is damaged .*delete it and repeat the command"):
+    with pytest.raises(
+        ValueError, match=r"step-000000001.dcp is damaged .*delete it and repeat the command"
+    ):
         parallel.peek(folder, "settings")
     assert Metadata.__init__ is before
 
 
 def test_a_table_of_contents_cannot_change_a_class(folder):
     """Pickle can set attributes of a class, here to another class that is allowed."""
-    names = {name: b"ctorch.distributed.checkpoint.metadata\n" + name + b"\n" for name in (b"Metadata", b"StorageMeta")}
+    names = {
+        name: b"ctorch.distributed.checkpoint.metadata\n" + name + b"\n"
+        for name in (b"Metadata", b"StorageMeta")
+    }
     state = b"(N}" + text("version") + names[b"StorageMeta"] + b"st"
     (folder / TABLE).write_bytes(pickled(names[b"Metadata"] + state + b"b"))
     seal(folder)
@@ -178,7 +193,9 @@ def test_every_flipped_byte_is_noticed(folder):
         raw = path.read_bytes()
         for place in range(0, len(raw), 1 if path.name == SUMS else max(1, len(raw) // 40)):
             path.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
-            with pytest.raises(ValueError, match=r"the checksum of \S+ is wrong|not a list of checksums"):
+            with pytest.raises(
+                ValueError, match=r"the checksum of \S+ is wrong|not a list of checksums"
+            ):
                 parallel.load(folder, model, optimizer, {"step": 0})
         path.write_bytes(raw)
     assert parallel.load(folder, model, optimizer, {"step": 0})["step"] == 1
@@ -193,7 +210,9 @@ def test_what_is_missing_is_named(folder):
     with pytest.raises(ValueError, match="its table of contents has no checksum"):
         parallel.peek(folder, "settings")
     (folder / SUMS).unlink()
-    with pytest.raises(ValueError, match=r"\(SHA256SUMS, which holds the checksums, is missing\): delete it"):
+    with pytest.raises(
+        ValueError, match=r"\(SHA256SUMS, which holds the checksums, is missing\): delete it"
+    ):
         parallel.peek(folder, "settings")
 
 
@@ -204,5 +223,8 @@ def test_a_damaged_list_of_checksums(tmp_path, listing):
     with pytest.raises(ValueError, match="sha256 is not a list of checksums"):
         checkpoint.load(path)
     (tmp_path / "step-000000001.pt.sha256").unlink()
-    with pytest.raises(ValueError, match=r"pt.sha256, which holds the checksums, is missing\): delete it and repeat"):
+    with pytest.raises(
+        ValueError,
+        match=r"pt.sha256, which holds the checksums, is missing\): delete it and repeat",
+    ):
         checkpoint.load(path)

@@ -26,11 +26,16 @@ def test_nothing_given_means_defaults():
 
 def test_every_setting_can_be_given_on_the_command_line():
     other = Settings(
-        data="x", size=3, length=5, crop=0.5, flip=True, mixup=0.1, cutmix=0.2, label_smoothing=0.3, model="gpt",
-        model_option={"depths": [1, 2], "positions": "sincos"}, precision="bf16", optimizer="muon", lr=0.5,
-        weight_decay=0.25, interval=3, option={"nesterov": False, "eps": 1e-3, "clip": None}, train_for="1 epoch",
-        warmup="7", floor=0.1, batch=4, accumulate=2, seed=5, evaluate_every="2 epochs", test_batches=9, log_every="3",
-        checkpoint_every="4 steps", directory="d", device="cpu", parallel="fsdp2", threads=1, workers=2,
+        data="x", size=3, length=5, crop=0.5, flip=True, mixup=0.1, cutmix=0.2, label_smoothing=0.3,
+        model="gpt",
+        model_option={"depths": [1, 2], "positions": "sincos"}, precision="bf16",
+        optimizer="muon", lr=0.5,
+        weight_decay=0.25, interval=3, option={"nesterov": False, "eps": 1e-3, "clip": None},
+        train_for="1 epoch",
+        warmup="7", floor=0.1, batch=4, accumulate=2, seed=5, evaluate_every="2 epochs",
+        test_batches=9, log_every="3",
+        checkpoint_every="4 steps", directory="d", device="cpu", parallel="fsdp2",
+        threads=1, workers=2,
     )  # fmt: skip
     words = []
     for setting in dataclasses.fields(Settings):
@@ -46,27 +51,38 @@ def test_every_setting_can_be_given_on_the_command_line():
 
 def test_the_command_line_wins_over_the_file(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text('lr = 1\nbatch = 8\noptimizer = "soap"\n[option]\neps = 1e-4\nshampoo_beta = 0.5\n')
+    path.write_text(
+        'lr = 1\nbatch = 8\noptimizer = "soap"\n[option]\neps = 1e-4\nshampoo_beta = 0.5\n'
+    )
     assert parse("--config", str(path)).lr == 1
     joined = parse("--config", str(path), "--lr", "2", "--option", "eps=1e-3")
     assert (joined.lr, joined.batch, joined.option) == (2.0, 8, {"eps": 1e-3, "shampoo_beta": 0.5})
     # Options of one optimizer mean nothing to another.
-    assert parse("--config", str(path), "--optimizer", "adamw", "--option", "eps=1e-3").option == {"eps": 1e-3}
-    assert parse("--config", str(path), "--optimizer", "soap").option == {"eps": 1e-4, "shampoo_beta": 0.5}
+    assert parse("--config", str(path), "--optimizer", "adamw", "--option", "eps=1e-3").option == {
+        "eps": 1e-3
+    }
+    assert parse("--config", str(path), "--optimizer", "soap").option == {
+        "eps": 1e-4,
+        "shampoo_beta": 0.5,
+    }
 
 
 def test_another_optimizer_keeps_the_precision_of_the_configuration():
     halves = {"basis_dtype": "bfloat16", "state_dtype": "bfloat16"}
     for name in ("spectral", "spectral_fast"):
         assert parse("--config", "plainvit-imagewoof", "--optimizer", name).option == halves
-        assert parse("--config", "plainvit-imagewoof", "--optimizer", name, "--option", "root=4").option == {
+        assert parse(
+            "--config", "plainvit-imagewoof", "--optimizer", name, "--option", "root=4"
+        ).option == {
             **halves,
             "root": 4,
         }
     assert parse("--config", "plainvit-imagewoof", "--optimizer", "muon").option == {}
 
 
-@pytest.mark.parametrize("name", sorted(p.stem for p in CONFIGS.glob("*.toml") if not p.stem.endswith("-mixed")))
+@pytest.mark.parametrize(
+    "name", sorted(p.stem for p in CONFIGS.glob("*.toml") if not p.stem.endswith("-mixed"))
+)
 def test_both_readings_of_the_papers_precision(name):
     pure, mixed = parse("--config", name), parse("--config", f"{name}-mixed")
     assert (pure.precision, mixed.precision) == ("bf16", "mixed")
@@ -79,7 +95,10 @@ def test_a_base_must_be_one_of_ours(tmp_path):
     with pytest.raises(UserError, match="base must name a configuration"):
         parse("--config", str(path))
     path.write_text('base = "plainvit-imagewoof"\nlr = 1.0\n')
-    assert (parse("--config", str(path)).lr, parse("--config", str(path)).model) == (1.0, "plainvit")
+    assert (parse("--config", str(path)).lr, parse("--config", str(path)).model) == (
+        1.0,
+        "plainvit",
+    )
 
 
 def test_settings_survive_a_file(tmp_path):
@@ -92,7 +111,11 @@ def test_settings_survive_a_file(tmp_path):
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_papers_protocols_are_as_the_paper_says(path):
     protocol = parse("--config", path.stem)
-    assert (protocol.train_for, protocol.warmup, protocol.interval) == ("210 epochs", "10 epochs", 2)
+    assert (protocol.train_for, protocol.warmup, protocol.interval) == (
+        "210 epochs",
+        "10 epochs",
+        2,
+    )
     assert protocol.batch == {"imagewoof": 128, "imagenet25": 256}[path.stem.split("-")[1]]
     assert protocol.model == path.stem.split("-")[0]
     assert protocol.precision == ("mixed" if path.stem.endswith("-mixed") else "bf16")
@@ -109,14 +132,24 @@ def test_every_network_can_be_chosen():
 
 
 def test_runs_with_other_results_get_other_folders():
-    assert Settings().place("runs") == Settings(device="cpu", workers=3, checkpoint_every="7").place("runs")
+    assert Settings().place("runs") == Settings(
+        device="cpu", workers=3, checkpoint_every="7"
+    ).place("runs")
     assert Settings().place("runs") != Settings(lr=1e-2).place("runs")
     assert Settings(directory="here").place("runs").name == "here"
 
 
 @pytest.mark.parametrize(
     ("duration", "steps"),
-    [("20 epochs", 140), ("1 epoch", 7), ("0.5epochs", 4), ("30 steps", 30), ("1 step", 1), ("9", 9), ("0", 0)],
+    [
+        ("20 epochs", 140),
+        ("1 epoch", 7),
+        ("0.5epochs", 4),
+        ("30 steps", 30),
+        ("1 step", 1),
+        ("9", 9),
+        ("0", 0),
+    ],
 )
 def test_durations(duration, steps):
     assert count_steps(duration, 7, "warmup") == steps
@@ -162,7 +195,9 @@ def test_mistakes_in_a_file_are_explained(text, message, tmp_path):
 
 
 def documented():
-    """Every command line for `train` and `tune` in the documentation, the help texts and the shipped configurations."""
+    """Every command line for `train` and `tune` in the documentation, the help texts and the
+    shipped configurations.
+    """
     root = Path(__file__).parents[3]
     texts = [(root / "docs" / "training.md").read_text(), train.__doc__, tune.__doc__]
     texts += [path.read_text() for path in CONFIGS.glob("*.toml")]

@@ -13,7 +13,16 @@ from eigenstep_lab import cli
 from eigenstep_lab.train import command
 from eigenstep_lab.train.runlog import read
 
-TINY = ["--batch", "8", "--test-batches", "2", "--model-option", "width=16", "--model-option", "heads=2"]
+TINY = [
+    "--batch",
+    "8",
+    "--test-batches",
+    "2",
+    "--model-option",
+    "width=16",
+    "--model-option",
+    "heads=2",
+]
 
 
 def weights(directory):
@@ -21,7 +30,9 @@ def weights(directory):
 
 
 def equal(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 def wait_for(condition, process, seconds=120):
@@ -33,17 +44,51 @@ def wait_for(condition, process, seconds=120):
 
 
 def start(words, directory):
-    """Start the command in a process of its own, without the trial of bf16 that would take seconds."""
+    """Start the command in a process of its own, without the trial of bf16 that would
+    take seconds.
+    """
     code = "from eigenstep_lab import cli, cpu; cpu.prepare = lambda: None; exit(cli.main())"
     line = [sys.executable, "-c", code, *words, "--directory", str(directory)]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_killed_and_started_again_it_ends_with_the_same_weights(tmp_path):
-    """SIGKILL cannot be prepared for. All kinds of chance are on, and the weights are rounded at random."""
-    words = ["train", *TINY, "--train-for", "45 steps", "--warmup", "5", "--evaluate-every", "20", "--log-every", "4"]
-    words += ["--precision", "bf16", "--option", "stochastic_rounding=true", "--mixup", "0.3", "--cutmix", "1"]
-    words += ["--crop", "0.5", "--flip", "--checkpoint-every", "6", "--threads", "1", "--model-option", "depth=1"]
+    """SIGKILL cannot be prepared for. All kinds of chance are on, and the weights are rounded at
+    random.
+    """
+    words = [
+        "train",
+        *TINY,
+        "--train-for",
+        "45 steps",
+        "--warmup",
+        "5",
+        "--evaluate-every",
+        "20",
+        "--log-every",
+        "4",
+    ]
+    words += [
+        "--precision",
+        "bf16",
+        "--option",
+        "stochastic_rounding=true",
+        "--mixup",
+        "0.3",
+        "--cutmix",
+        "1",
+    ]
+    words += [
+        "--crop",
+        "0.5",
+        "--flip",
+        "--checkpoint-every",
+        "6",
+        "--threads",
+        "1",
+        "--model-option",
+        "depth=1",
+    ]
     broken, whole = tmp_path / "broken", tmp_path / "whole"
     process = start(words, broken)
     wait_for(lambda: len(read(broken / "log.csv")) > 2 and any(broken.glob("step-*.pt")), process)
@@ -54,7 +99,10 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(tmp_path):
     for directory in (broken, whole):
         assert cli.main([*words, "--directory", str(directory)]) == 0
     assert equal(weights(broken), weights(whole))
-    logs = [[{**line, "seconds": ""} for line in read(directory / "log.csv")] for directory in (broken, whole)]
+    logs = [
+        [{**line, "seconds": ""} for line in read(directory / "log.csv")]
+        for directory in (broken, whole)
+    ]
     assert logs[0] == logs[1]
 
 
@@ -96,12 +144,36 @@ SMALLER = {
 
 @pytest.mark.parametrize(
     ("config", "optimizer"),
-    [("plainvit-imagewoof", []), ("hieravit-imagewoof", []), ("hieravit-imagenet25", ["--optimizer", "muon"])],
+    [
+        ("plainvit-imagewoof", []),
+        ("hieravit-imagewoof", []),
+        ("hieravit-imagenet25", ["--optimizer", "muon"]),
+    ],
 )
 def test_the_papers_protocols_run_in_small(config, optimizer, pictures, tmp_path, capsys):
     """The shipped configuration as it is, but for sizes and durations."""
-    words = ["train", "--config", config, "--data", str(pictures), "--directory", str(tmp_path / "run"), *optimizer]
-    words += ["--size", "32", "--batch", "8", "--train-for", "4 epochs", "--warmup", "1 epoch", "--workers", "1"]
+    words = [
+        "train",
+        "--config",
+        config,
+        "--data",
+        str(pictures),
+        "--directory",
+        str(tmp_path / "run"),
+        *optimizer,
+    ]
+    words += [
+        "--size",
+        "32",
+        "--batch",
+        "8",
+        "--train-for",
+        "4 epochs",
+        "--warmup",
+        "1 epoch",
+        "--workers",
+        "1",
+    ]
     for option in SMALLER[config.split("-")[0]]:
         words += ["--model-option", option]
     assert cli.main(words) == 0
@@ -114,7 +186,16 @@ def test_the_papers_protocols_run_in_small(config, optimizer, pictures, tmp_path
 
 
 def test_fresh_begins_anew_and_touches_only_the_run(tmp_path, capsys):
-    words = ["train", *TINY, "--train-for", "4 steps", "--warmup", "1", "--directory", str(tmp_path / "run")]
+    words = [
+        "train",
+        *TINY,
+        "--train-for",
+        "4 steps",
+        "--warmup",
+        "1",
+        "--directory",
+        str(tmp_path / "run"),
+    ]
     assert cli.main(words) == 0
     (tmp_path / "run" / "notes.txt").write_text("mine")
     assert cli.main([*words, "--lr", "0.1"]) == 2

@@ -19,11 +19,15 @@ def weights(directory):
 
 def log(directory):
     """The log without the time column, which no two runs share."""
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in read(directory / "log.csv")]
+    return [
+        {k: v for k, v in line.items() if k != "seconds"} for line in read(directory / "log.csv")
+    ]
 
 
 def equal(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 def gradients(settings):
@@ -34,10 +38,16 @@ def gradients(settings):
 
 
 def test_a_run_learns_and_leaves_everything_behind(tiny, tmp_path):
-    result = train(tiny(train_for="80 steps", batch=32, lr=1e-2), tmp_path / "run", command="eigenstep train ...")
+    result = train(
+        tiny(train_for="80 steps", batch=32, lr=1e-2),
+        tmp_path / "run",
+        command="eigenstep train ...",
+    )
     assert (result.step, result.steps) == (80, 80)
     assert result.test_error < 0.4
-    names = {path.name.partition(".")[0] for path in (tmp_path / "run").iterdir() if path.name != ".lock"}
+    names = {
+        path.name.partition(".")[0] for path in (tmp_path / "run").iterdir() if path.name != ".lock"
+    }
     assert names == {"log", "model", "result", "step-000000075", "step-000000080", "events"}
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     assert written["test_loss"] == result.test_loss
@@ -87,7 +97,12 @@ def test_a_stopped_run_goes_on_exactly(tiny, tmp_path, precision):
     settings = tiny(precision=precision, mixup=0.4, cutmix=1.0, crop=0.5, flip=True, option=option)
     train(settings, tmp_path / "whole")
     taken = []
-    stopped = train(settings, tmp_path / "parts", on_step=lambda *now: taken.append(now), stop=lambda: len(taken) == 7)
+    stopped = train(
+        settings,
+        tmp_path / "parts",
+        on_step=lambda *now: taken.append(now),
+        stop=lambda: len(taken) == 7,
+    )
     assert stopped.step == 8
     assert not (tmp_path / "parts" / "model.pt").exists()
     assert train(settings, tmp_path / "parts").step == 12
@@ -106,7 +121,9 @@ def test_a_finished_run_is_not_trained_again(tiny, tmp_path):
 def test_another_run_in_the_same_folder_is_refused(tiny, tmp_path):
     train(tiny(), tmp_path)
     before = weights(tmp_path)
-    with pytest.raises(ValueError, match=r"other settings: lr \(0.003, now 0.1\), batch .*--directory, or --fresh"):
+    with pytest.raises(
+        ValueError, match=r"other settings: lr \(0.003, now 0.1\), batch .*--directory, or --fresh"
+    ):
         train(tiny(lr=0.1, batch=4), tmp_path)
     assert equal(weights(tmp_path), before)
     assert train(tiny(checkpoint_every="3", threads=1), tmp_path).step == 12  # these change nothing
@@ -144,10 +161,14 @@ def test_held_out_loss_and_error_are_means_over_all_examples(tiny):
 
 
 def test_text_is_learned_character_by_character(tiny, poem, tmp_path):
-    result = train(tiny(data=str(poem), length=16, train_for="60 steps", lr=1e-2, batch=16), tmp_path)
+    result = train(
+        tiny(data=str(poem), length=16, train_for="60 steps", lr=1e-2, batch=16), tmp_path
+    )
     assert result.test_loss < 0.8 * math.log(28)
     logits, targets = torch.randn(2, 3, 5), torch.randint(5, (2, 3))
-    assert torch.allclose(cross_entropy(logits, targets), F.cross_entropy(logits.transpose(1, 2), targets))
+    assert torch.allclose(
+        cross_entropy(logits, targets), F.cross_entropy(logits.transpose(1, 2), targets)
+    )
 
 
 def test_precision_decides_where_numbers_are_rounded(tiny):
@@ -155,7 +176,9 @@ def test_precision_decides_where_numbers_are_rounded(tiny):
     for precision in ("fp32", "bf16", "mixed"):
         run = Run(tiny(precision=precision))
         seen = []
-        run.model.blocks[0].mlp_in.register_forward_hook(lambda module, inputs, out, seen=seen: seen.append(out.dtype))
+        run.model.blocks[0].mlp_in.register_forward_hook(
+            lambda module, inputs, out, seen=seen: seen.append(out.dtype)
+        )
         run.step(0, next(run.feed.batches(0, 1)))
         kinds[precision] = (run.model.head.weight.dtype, seen[0])
     half, single = torch.bfloat16, torch.float32
@@ -172,7 +195,10 @@ def test_divergence_is_told_as_such(tiny, tmp_path, optimizer):
     ("options", "message"),
     [
         ({"model": "gpt"}, "model gpt does not fit the data: digits is pictures"),
-        ({"model_option": {"dept": 3}}, "model vit has no option dept: expected patch, width, depth, heads, positions"),
+        (
+            {"model_option": {"dept": 3}},
+            "model vit has no option dept: expected patch, width, depth, heads, positions",
+        ),
         ({"model_option": {"patch": 3}}, "patch must divide"),
         ({"model": "hiera", "model_option": {"patch": 4}}, "multiples of patch"),
         ({"optimizer": "adamw", "option": {"bets": 3}}, "optimizer adamw with options .*bets"),
@@ -195,7 +221,8 @@ def test_lines_from_beyond_the_checkpoint_are_removed_from_the_log(tmp_path):
     for step in (10, 20, 30):
         one.write(step, epoch=step / 10, loss=1.0, lr=0.1, seconds=step)
     one.close()
-    (tmp_path / "log.csv").write_bytes((tmp_path / "log.csv").read_bytes() + b"1")  # a line that was cut off
+    # A line that was cut off
+    (tmp_path / "log.csv").write_bytes((tmp_path / "log.csv").read_bytes() + b"1")
     two = RunLog(tmp_path, 20)
     two.write(30, epoch=3, loss=2.0, lr=0.1, seconds=30)
     two.close()
@@ -203,8 +230,12 @@ def test_lines_from_beyond_the_checkpoint_are_removed_from_the_log(tmp_path):
     assert kept == [("10", "1.0"), ("20", "1.0"), ("30", "2.0")]
 
 
-def test_a_failure_to_read_data_in_the_middle_leaves_a_run_that_goes_on(tiny, pictures, tmp_path, monkeypatch):
-    """A damaged picture stops the run; once it is repaired, the same settings end as if nothing had happened."""
+def test_a_failure_to_read_data_in_the_middle_leaves_a_run_that_goes_on(
+    tiny, pictures, tmp_path, monkeypatch
+):
+    """A damaged picture stops the run; once it is repaired, the same settings end as if nothing had
+    happened.
+    """
     settings = tiny(data=str(pictures), size=8, batch=4, checkpoint_every="1")
     train(settings, tmp_path / "whole")
     victim = next(pictures.glob("train/dark/*"))
@@ -218,7 +249,12 @@ def test_a_failure_to_read_data_in_the_middle_leaves_a_run_that_goes_on(tiny, pi
 
 
 def test_chance_is_its_own_for_each_use_and_step():
-    draws = {tuple(chance(seed, use, step).random(2)) for seed in range(3) for use in range(4) for step in range(5)}
+    draws = {
+        tuple(chance(seed, use, step).random(2))
+        for seed in range(3)
+        for use in range(4)
+        for step in range(5)
+    }
     assert len(draws) == 60
     assert np.isfinite(list(draws)).all()
     assert trainer.STEP != trainer.MIX

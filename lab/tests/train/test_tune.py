@@ -24,12 +24,24 @@ WORDS = [
     "--optimizer",
     "adamw",
 ]
-WORDS += ["--model-option", "width=16", "--model-option", "depth=1", "--objective", "test_loss", "--optimizer", "adamw"]
+WORDS += [
+    "--model-option",
+    "width=16",
+    "--model-option",
+    "depth=1",
+    "--objective",
+    "test_loss",
+    "--optimizer",
+    "adamw",
+]
 
 
 def outcomes(directory):
     """Held-out loss of each run, by its number."""
-    found = {path.parent.name: json.loads(path.read_text()) for path in directory.glob("run-*/result.json")}
+    found = {
+        path.parent.name: json.loads(path.read_text())
+        for path in directory.glob("run-*/result.json")
+    }
     return {name: result["test_loss"] for name, result in sorted(found.items())}
 
 
@@ -41,13 +53,18 @@ def test_every_optimizer_takes_what_its_space_holds(optimizer):
         chosen = apply(settings, values)
         assert {"lr", "weight_decay"} <= set(values)
         optimizer_built = build_optimizer(chosen, model)
-        group = next(group for group in optimizer_built.param_groups if group["lr"] == chosen.lr)  # not the positions
+        # Not the positions
+        group = next(group for group in optimizer_built.param_groups if group["lr"] == chosen.lr)
         last = optimizer_built.param_groups[-1]
-        other = {f"adamw_{name}": own for name, own in last.items()} | {"adamw_ratio": last["lr"] / chosen.lr}
+        other = {f"adamw_{name}": own for name, own in last.items()} | {
+            "adamw_ratio": last["lr"] / chosen.lr
+        }
         for name, value in chosen.option.items():  # some packages keep options as attributes
             known = {**other, **group}
             reached = known[name] if name in known else getattr(optimizer_built, name)
-            assert reached == pytest.approx(tuple(value) if isinstance(value, list) else value), name
+            assert reached == pytest.approx(tuple(value) if isinstance(value, list) else value), (
+                name
+            )
 
 
 def test_draws_stay_in_their_ranges_and_fill_them_evenly_in_the_logarithm():
@@ -99,12 +116,33 @@ def test_a_search_finds_writes_and_extends(tmp_path, capsys):
     assert "the best of 4 runs" in capsys.readouterr().out
     assert not list((tmp_path / "search").glob("run-*/*.pt"))  # weights would fill a disk
     # What was found trains to the very same loss.
-    words = ["train", "--config", str(tmp_path / "search" / "best.toml"), "--directory", str(tmp_path / "again")]
+    words = [
+        "train",
+        "--config",
+        str(tmp_path / "search" / "best.toml"),
+        "--directory",
+        str(tmp_path / "again"),
+    ]
     assert cli.main(words) == 0
     again = json.loads((tmp_path / "again" / "result.json").read_text())
     assert again["test_loss"] == best["outcome"]["test_loss"]
     # Elsewhere, in two processes: the same numbers.
-    assert cli.main([*WORDS, "--runs", "2", "--jobs", "2", "--threads", "1", "--directory", str(tmp_path / "two")]) == 0
+    assert (
+        cli.main(
+            [
+                *WORDS,
+                "--runs",
+                "2",
+                "--jobs",
+                "2",
+                "--threads",
+                "1",
+                "--directory",
+                str(tmp_path / "two"),
+            ]
+        )
+        == 0
+    )
     assert outcomes(tmp_path / "two") == pytest.approx(first, rel=1e-6)
 
 
@@ -145,7 +183,9 @@ def test_runs_that_diverge_are_counted_and_not_repeated(tmp_path, monkeypatch, c
     assert len(begun) == 2
 
 
-def test_a_search_with_other_settings_or_a_damaged_journal_is_refused(tmp_path, capsys, monkeypatch):
+def test_a_search_with_other_settings_or_a_damaged_journal_is_refused(
+    tmp_path, capsys, monkeypatch
+):
     words = [*WORDS, "--runs", "1", "--directory", str(tmp_path)]
     assert cli.main(words) == 0
     assert cli.main([*words, "--batch", "4"]) == 2

@@ -1,4 +1,6 @@
-"""Checks of plain arguments, without torch: each raises a sentence that names the argument and what is expected."""
+"""Checks of plain arguments, without torch: each raises a sentence that names the argument and what
+is expected.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,7 +10,9 @@ Choice = TypeVar("Choice", bound=Callable[..., Any])
 
 
 def describe(value: object) -> str:
-    """Say what an argument is, for error messages: the number format of a tensor, or the name of another type."""
+    """Say what an argument is, for error messages: the number format of a tensor, or the name of
+    another type.
+    """
     return str(getattr(value, "dtype", type(value).__name__))
 
 
@@ -40,6 +44,8 @@ def choose(value: str | Choice, table: Mapping[str, Choice], name: str) -> Choic
     if isinstance(value, str) and value in table:
         return table[value]
     if isinstance(value, str) or not callable(value):
-        kind, got = (ValueError, repr(value)) if isinstance(value, str) else (TypeError, describe(value))
+        kind, got = (
+            (ValueError, repr(value)) if isinstance(value, str) else (TypeError, describe(value))
+        )
         raise kind(f"{name} must be one of {', '.join(table)} or a function, got {got}")
     return value

@@ -1,4 +1,6 @@
-"""Checks of what users pass in: each raises a sentence that names the argument, what came and what is expected."""
+"""Checks of what users pass in: each raises a sentence that names the argument, what came and what
+is expected.
+"""
 
 from collections.abc import Sequence
 
@@ -20,30 +22,42 @@ def check_rates(lr: float, basis_lr: float, decay: float) -> None:
     check_number(decay, "decay", 0.0, 1.0)
 
 
-def check_linear(semidefinite: bool, lr: float, basis_lr: float, decay: float, rayleigh: bool) -> None:
+def check_linear(
+    semidefinite: bool, lr: float, basis_lr: float, decay: float, rayleigh: bool
+) -> None:
     """Raise if eigenvalues that follow the linear update could turn negative."""
     if not semidefinite:
         raise ValueError(
-            "positive=truncated_exp needs curvature without negative eigenvalues, or the eigenvalues of S could turn "
-            "negative; use positive=exp, or pass semidefinite=True to Dense if the matrix is known to have none"
+            "positive=truncated_exp needs curvature without negative eigenvalues, or the "
+            "eigenvalues of S could turn "
+            "negative; use positive=exp, or pass semidefinite=True to Dense if the matrix is known "
+            "to have none"
         )
     if lr * decay > 1:
-        raise ValueError(f"positive=truncated_exp needs lr * decay <= 1, got lr={lr} and decay={decay}")
+        raise ValueError(
+            f"positive=truncated_exp needs lr * decay <= 1, got lr={lr} and decay={decay}"
+        )
     if rayleigh and basis_lr not in (0, lr):
         raise ValueError(
-            f"positive=truncated_exp with rayleigh=True needs basis_lr equal to lr or 0, or the eigenvalues of S could "
+            "positive=truncated_exp with rayleigh=True needs basis_lr equal to lr or 0, or the "
+            "eigenvalues of S could "
             f"turn negative; got basis_lr={basis_lr} and lr={lr}"
         )
 
 
 def check_damping(damping: float | Tensor, scale: Tensor) -> None:
-    """Raise unless damping is a number or a tensor of one number for each matrix, none of them negative."""
+    """Raise unless damping is a number or a tensor of one number for each matrix, none of them
+    negative.
+    """
     if not isinstance(damping, Tensor):
         return check_number(damping, "damping", 0.0)
     check_finite(damping, "damping")
     check_beside(damping, "damping", scale, "S")
     if damping.shape != scale.shape:
-        raise ValueError(f"damping must be a number or have shape {tuple(scale.shape)}, got {tuple(damping.shape)}")
+        raise ValueError(
+            f"damping must be a number or have shape {tuple(scale.shape)}, got "
+            f"{tuple(damping.shape)}"
+        )
     if (damping < 0).any():
         raise ValueError(f"damping must be at least 0.0, got {damping.min():.3g}")
 
@@ -58,11 +72,18 @@ def check_wide(tensor: Tensor, name: str) -> None:
     """Raise unless ``tensor`` is a real tensor in full precision."""
     check_real(tensor, name)
     if tensor.dtype in HALF:
-        raise TypeError(f"{name} must be float32 or float64, got {tensor.dtype}; only bases may be half precision")
+        raise TypeError(
+            f"{name} must be float32 or float64, got {tensor.dtype}; only bases may be half "
+            "precision"
+        )
 
 
-def check_beside(tensor: Tensor, name: str, other: Tensor, other_name: str, also: Sequence[torch.dtype] = ()) -> None:
-    """Raise unless ``tensor`` is on the device of ``other`` and has its number format, or one of ``also``."""
+def check_beside(
+    tensor: Tensor, name: str, other: Tensor, other_name: str, also: Sequence[torch.dtype] = ()
+) -> None:
+    """Raise unless ``tensor`` is on the device of ``other`` and has its number format, or one of
+    ``also``.
+    """
     check_real(tensor, name)
     if tensor.dtype not in (other.dtype, *also):
         formats = " or ".join(map(str, (other.dtype, *also)))
@@ -73,14 +94,19 @@ def check_beside(tensor: Tensor, name: str, other: Tensor, other_name: str, also
 def check_device(tensor: Tensor, name: str, other: Tensor, other_name: str) -> None:
     """Raise unless two tensors are on the same device."""
     if tensor.device != other.device:
-        raise ValueError(f"{name} is on device {tensor.device}, but {other_name} is on {other.device}")
+        raise ValueError(
+            f"{name} is on device {tensor.device}, but {other_name} is on {other.device}"
+        )
 
 
 def check_nonempty(tensor: Tensor, name: str) -> None:
     """Raise unless ``tensor`` holds something along its first axis."""
     check_real(tensor, name)
     if tensor.ndim == 0 or len(tensor) == 0:
-        raise ValueError(f"{name} must hold at least one entry along the first axis, got shape {tuple(tensor.shape)}")
+        raise ValueError(
+            f"{name} must hold at least one entry along the first axis, got shape "
+            f"{tuple(tensor.shape)}"
+        )
 
 
 def check_finite(tensor: Tensor, name: str) -> None:
@@ -94,12 +120,17 @@ def check_symmetric(matrix: Tensor, name: str) -> None:
     """Raise unless ``matrix`` is a finite, symmetric, real matrix or a batch of them."""
     check_finite(matrix, name)
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.shape[-1] == 0:
-        raise ValueError(f"{name} must be square with at least one row, got shape {tuple(matrix.shape)}")
+        raise ValueError(
+            f"{name} must be square with at least one row, got shape {tuple(matrix.shape)}"
+        )
     if not matrix.numel() or matrix.is_meta:
         return
     gap, size = (matrix - matrix.mT).abs().amax(), matrix.abs().amax()
     if gap > 1e3 * torch.finfo(matrix.dtype).eps * size:
-        raise ValueError(f"{name} must be symmetric, but entries differ from their mirror images by up to {gap:.3g}")
+        raise ValueError(
+            f"{name} must be symmetric, but entries differ from their mirror images by up to "
+            f"{gap:.3g}"
+        )
 
 
 def check_dense(matrix: Tensor) -> None:
@@ -111,11 +142,15 @@ def check_dense(matrix: Tensor) -> None:
 def check_positive(eigs: Tensor, name: str) -> None:
     """Raise unless all eigenvalues found of the matrix ``name`` are positive."""
     if not (eigs > 0).all():
-        raise ValueError(f"{name} must be positive definite, but has an eigenvalue {eigs.min():.3g}")
+        raise ValueError(
+            f"{name} must be positive definite, but has an eigenvalue {eigs.min():.3g}"
+        )
 
 
 def check_eigs(eigs: Tensor) -> None:
-    """Raise unless ``eigs`` can be eigenvalues; their sign is not looked at, to spare a device synchronization."""
+    """Raise unless ``eigs`` can be eigenvalues; their sign is not looked at, to spare a device
+    synchronization.
+    """
     check_wide(eigs, "eigs")
     if eigs.ndim == 0 or eigs.shape[-1] == 0:
         raise ValueError(f"eigs must have shape (*batch, n) with n >= 1, got {tuple(eigs.shape)}")
@@ -128,7 +163,9 @@ def check_sizes(sizes: Sequence[int], kinds: Sequence[str]) -> None:
     for index, size in enumerate(sizes):
         check_size(size, f"sizes[{index}]")
     if len(kinds) != len(sizes):
-        raise ValueError(f"kinds must name one kind for each of the {len(sizes)} factors, got {list(kinds)}")
+        raise ValueError(
+            f"kinds must name one kind for each of the {len(sizes)} factors, got {list(kinds)}"
+        )
     for kind in kinds:
         if kind not in ("full", "diagonal", "identity"):
             raise ValueError(f'kinds must be "full", "diagonal" or "identity", got {kind!r}')

@@ -1,8 +1,9 @@
 """Curvature as data: what a matrix ``S`` learns from, and its projection onto the factors of ``S``.
 
-A curvature matrix ``H`` of size ``N`` by ``N`` is either a weighted sum of outer products, which is never formed,
-or a dense symmetric matrix. ``project`` turns both into one small matrix ``W`` per factor, and that is all the
-update ever sees. ``eigenstep.core.sources`` makes curvature out of losses, samples and gradients.
+A curvature matrix ``H`` of size ``N`` by ``N`` is either a weighted sum of outer products, which is
+never formed, or a dense symmetric matrix. ``project`` turns both into one small matrix ``W`` per
+factor, and that is all the update ever sees. ``eigenstep.core.sources`` makes curvature out of
+losses, samples and gradients.
 """
 
 import math
@@ -22,11 +23,11 @@ from .numerics import saturate
 class OuterProducts:
     """``H = sum_k w_k v_k v_k^T + shift S``, where ``S`` is the matrix that learns from it.
 
-    Attributes:
-        vectors: ``v_k``, shape ``(K, *batch, *sizes)``; for a layer with a Kronecker ``S``, matrix gradients.
-        weights: ``w_k``, shape ``(K,)`` or ``(K, *batch)``; all one if left out. May be negative.
-        shift: multiple of ``S`` itself, a number or shape ``(*batch,)``; REINFORCE estimates carry one.
-        semidefinite: whether ``H`` has no negative eigenvalue. ``None`` means: if there is no weight nor shift.
+    Attributes: vectors: ``v_k``, shape ``(K, *batch, *sizes)``; for a layer with a Kronecker ``S``,
+        matrix gradients. weights: ``w_k``, shape ``(K,)`` or ``(K, *batch)``; all one if left out.
+        May be negative. shift: multiple of ``S`` itself, a number or shape ``(*batch,)``; REINFORCE
+        estimates carry one. semidefinite: whether ``H`` has no negative eigenvalue. ``None`` means:
+        if there is no weight nor shift.
     """
 
     vectors: Tensor
@@ -38,7 +39,9 @@ class OuterProducts:
         """Check the tensors and fill in ``semidefinite``."""
         check_finite(self.vectors, "vectors")
         if self.vectors.ndim < 2:
-            raise ValueError(f"vectors must have shape (K, *batch, *sizes), got {tuple(self.vectors.shape)}")
+            raise ValueError(
+                f"vectors must have shape (K, *batch, *sizes), got {tuple(self.vectors.shape)}"
+            )
         if self.weights is not None:
             check_finite(self.weights, "weights")
             leading = self.vectors.shape[: self.weights.ndim]
@@ -51,7 +54,9 @@ class OuterProducts:
         else:
             check_number(self.shift, "shift", -math.inf)
         if self.semidefinite is None:
-            plain = self.weights is None and isinstance(self.shift, (int, float)) and self.shift >= 0
+            plain = (
+                self.weights is None and isinstance(self.shift, (int, float)) and self.shift >= 0
+            )
             object.__setattr__(self, "semidefinite", plain)
 
 
@@ -78,10 +83,11 @@ Curvature = OuterProducts | Dense
 def project(S: SPD, curvature: Curvature) -> tuple[Tensor, ...]:
     """Return ``W`` of each factor: the curvature in its eigenbasis, in units of its eigenvalues.
 
-    For ``Full``, ``W = B^T H B``; for factor ``l`` of a Kronecker product, ``W = B^T Q B / (alpha k)`` with the
-    paper's ``Q`` and ``k``, so that learning comes to rest where ``W = Diag(d)`` on average. Diagonal factors get the
-    diagonal of ``W`` only, shape ``(*batch, n)``; identity factors its mean, repeated. Curvature so huge in these units
-    that it overflows is cut at the largest number.
+    For ``Full``, ``W = B^T H B``; for factor ``l`` of a Kronecker product, ``W = B^T Q B / (alpha
+    k)`` with the paper's ``Q`` and ``k``, so that learning comes to rest where ``W = Diag(d)`` on
+    average. Diagonal factors get the diagonal of ``W`` only, shape ``(*batch, n)``; identity
+    factors its mean, repeated. Curvature so huge in these units that it overflows is cut at the
+    largest number.
     """
     factors_of(S)
     if isinstance(curvature, OuterProducts):
@@ -92,17 +98,23 @@ def project(S: SPD, curvature: Curvature) -> tuple[Tensor, ...]:
 
 
 def project_identity(S: SPD) -> tuple[Tensor, ...]:
-    """Return ``w`` of each factor, shape ``(*batch,)``, with which ``W = w I`` for the curvature ``H = I``.
+    """Return ``w`` of each factor, shape ``(*batch,)``, with which ``W = w I`` for the curvature
+    ``H = I``.
 
-    For Kronecker factors this is the paper's adaptive damping, ``Lambda / (alpha k)`` with ``lambda = 1``.
+    For Kronecker factors this is the paper's adaptive damping, ``Lambda / (alpha k)`` with ``lambda
+    = 1``.
     """
     inverses = [factor.eigs.reciprocal().mean(-1) for factor in factors_of(S)]
     one = 1 / scale_of(S)
-    return tuple(math.prod(inverses[:at] + inverses[at + 1 :], start=one) for at in range(len(inverses)))
+    return tuple(
+        math.prod(inverses[:at] + inverses[at + 1 :], start=one) for at in range(len(inverses))
+    )
 
 
 def factors_of(S: SPD) -> tuple[Full | Diagonal, ...]:
-    """Return the factors of a Kronecker product, or a matrix without factors as its own only factor."""
+    """Return the factors of a Kronecker product, or a matrix without factors as its own only
+    factor.
+    """
     if isinstance(S, Kronecker):
         return S.factors
     if isinstance(S, (Full, Diagonal)):
@@ -116,7 +128,9 @@ def scale_of(S: SPD) -> Tensor:
 
 
 def _inverse_others(S: SPD, at: int) -> Tensor:
-    """Return ``1 / (alpha k d)`` with ``d`` the eigenvalues of all other factors, flattened, shape ``(*batch, k)``."""
+    """Return ``1 / (alpha k d)`` with ``d`` the eigenvalues of all other factors, flattened, shape
+    ``(*batch, k)``.
+    """
     product = scale_of(S)[..., None]
     for index, factor in enumerate(factors_of(S)):
         if index != at:
@@ -129,21 +143,38 @@ def _project_outer_products(S: SPD, curvature: OuterProducts) -> tuple[Tensor, .
     S.check_event(vectors, "curvature.vectors")
     count, wanted = len(vectors), f"(K, *{tuple(batch)}"
     if vectors.ndim != 1 + len(batch) + len(sizes):
-        raise ValueError(f"curvature.vectors must have shape {wanted}, *{sizes}), got {tuple(vectors.shape)}")
+        raise ValueError(
+            f"curvature.vectors must have shape {wanted}, *{sizes}), got {tuple(vectors.shape)}"
+        )
     if curvature.weights is not None and curvature.weights.ndim > 1 + len(batch):
-        raise ValueError(f"curvature.weights must have shape (K,) or {wanted}), got {tuple(curvature.weights.shape)}")
+        raise ValueError(
+            f"curvature.weights must have shape (K,) or {wanted}), got "
+            f"{tuple(curvature.weights.shape)}"
+        )
     rotated = S.rotate(vectors).to(dtype).expand(count, *batch, *sizes)
-    weights = torch.ones(count, device=rotated.device) if curvature.weights is None else curvature.weights
-    weights = weights.to(dtype).reshape(*weights.shape, *[1] * (1 + len(batch) - weights.ndim)).expand(count, *batch)
+    weights = (
+        torch.ones(count, device=rotated.device) if curvature.weights is None else curvature.weights
+    )
+    weights = (
+        weights.to(dtype)
+        .reshape(*weights.shape, *[1] * (1 + len(batch) - weights.ndim))
+        .expand(count, *batch)
+    )
     shift = torch.as_tensor(curvature.shift, dtype=dtype, device=rotated.device)
     if shift.shape not in ((), batch):
-        raise ValueError(f"curvature.shift must have shape () or {tuple(batch)} to fit S, got {tuple(shift.shape)}")
+        raise ValueError(
+            f"curvature.shift must have shape () or {tuple(batch)} to fit S, got "
+            f"{tuple(shift.shape)}"
+        )
 
     projected = []
     for at, factor in enumerate(factors_of(S)):
         size, others = sizes[at], math.prod(sizes) // sizes[at]
-        # (*batch, n, K, rest): everything but the axis of this factor is summed over, weighted by 1/d of the rest.
-        columns = rotated.movedim(1 + len(batch) + at, 1 + len(batch)).reshape(count, *batch, size, others)
+        # (*batch, n, K, rest): everything but the axis of this factor is summed over, weighted by
+        # 1/d of the rest.
+        columns = rotated.movedim(1 + len(batch) + at, 1 + len(batch)).reshape(
+            count, *batch, size, others
+        )
         columns = columns.movedim(0, -2)
         weighted = weights.movedim(0, -1)[..., :, None] * _inverse_others(S, at)[..., None, :]
         if isinstance(factor, Full):
@@ -151,7 +182,9 @@ def _project_outer_products(S: SPD, curvature: OuterProducts) -> tuple[Tensor, .
             w = (flat * weighted.flatten(-2)[..., None, :]) @ flat.transpose(-2, -1)
             w = w + shift[..., None, None] * torch.diag_embed(factor.eigs)
         else:
-            w = (columns.square() * weighted[..., None, :, :]).sum((-2, -1)) + shift[..., None] * factor.eigs
+            w = (columns.square() * weighted[..., None, :, :]).sum((-2, -1)) + shift[
+                ..., None
+            ] * factor.eigs
         projected.append(_tie(factor, saturate(w)))
     return tuple(projected)
 

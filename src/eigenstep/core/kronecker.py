@@ -33,10 +33,16 @@ class Kronecker(SPD):
             raise ValueError("factors must hold at least one factor, got none")
         for index, factor in enumerate(self.factors):
             if not isinstance(factor, (Full, Diagonal)):
-                raise TypeError(f"factors[{index}] must be Full, Diagonal or Identity, got {type(factor).__name__}")
+                raise TypeError(
+                    f"factors[{index}] must be Full, Diagonal or Identity, got "
+                    f"{type(factor).__name__}"
+                )
             check_beside(factor.eigs, f"factors[{index}]", self.scale, "scale")
             if factor.batch_shape != self.scale.shape:
-                found = f"batch shape {tuple(factor.batch_shape)}, but scale has shape {tuple(self.scale.shape)}"
+                found = (
+                    f"batch shape {tuple(factor.batch_shape)}, but scale has shape "
+                    f"{tuple(self.scale.shape)}"
+                )
                 raise ValueError(f"factors[{index}] has {found}")
 
     @classmethod
@@ -48,10 +54,15 @@ class Kronecker(SPD):
         device: Device = None,
         kinds: Sequence[str] | None = None,
     ) -> Kronecker:
-        """Return the identity, its factors of these sizes and kinds: "full" (the default), "diagonal" or "identity"."""
+        """Return the identity, its factors of these sizes and kinds: "full" (the default),
+        "diagonal" or "identity".
+        """
         kinds = ["full"] * len(sizes) if kinds is None else kinds
         check_sizes(sizes, kinds)
-        factors = (KINDS[kind].identity(n, batch, dtype, device) for kind, n in zip(kinds, sizes, strict=True))
+        factors = (
+            KINDS[kind].identity(n, batch, dtype, device)
+            for kind, n in zip(kinds, sizes, strict=True)
+        )
         return cls(torch.ones(tuple(batch), dtype=dtype, device=device), tuple(factors))
 
     @property
@@ -75,11 +86,15 @@ class Kronecker(SPD):
 
     def rotate(self, x: Tensor) -> Tensor:
         """Return ``(B1 x ... x BL)^T x``."""
-        return self._turn(x, {at: f.basis for at, f in enumerate(self.factors) if isinstance(f, Full)})
+        return self._turn(
+            x, {at: f.basis for at, f in enumerate(self.factors) if isinstance(f, Full)}
+        )
 
     def unrotate(self, x: Tensor) -> Tensor:
         """Return ``(B1 x ... x BL) x``."""
-        return self._turn(x, {at: f.basis.mT for at, f in enumerate(self.factors) if isinstance(f, Full)})
+        return self._turn(
+            x, {at: f.basis.mT for at, f in enumerate(self.factors) if isinstance(f, Full)}
+        )
 
     def _turn(self, x: Tensor, bases: dict[int, Tensor]) -> Tensor:
         for at, basis in bases.items():
@@ -94,13 +109,22 @@ class Kronecker(SPD):
     def normalized(self) -> Kronecker:
         """Return the same matrix with the determinants of the factors moved into the scale."""
         log_scale = self.scale.log() + sum(factor.eigs.log().mean(-1) for factor in self.factors)
-        return Kronecker(log_scale.exp(), tuple(factor.with_unit_determinant() for factor in self.factors))
+        return Kronecker(
+            log_scale.exp(), tuple(factor.with_unit_determinant() for factor in self.factors)
+        )
 
     def with_residual(self) -> Kronecker:
         """Return the same matrix, with a residual in each full factor."""
-        factors = (factor.with_residual() if isinstance(factor, Full) else factor for factor in self.factors)
+        factors = (
+            factor.with_residual() if isinstance(factor, Full) else factor
+            for factor in self.factors
+        )
         return Kronecker(self.scale, tuple(factors))
 
     def to(self, target: torch.dtype | torch.device | str) -> Kronecker:
-        """Return a copy in another number format or on another device; half precision is for the bases only."""
-        return Kronecker(eigs_to(self.scale, target), tuple(factor.to(target) for factor in self.factors))
+        """Return a copy in another number format or on another device; half precision is for the
+        bases only.
+        """
+        return Kronecker(
+            eigs_to(self.scale, target), tuple(factor.to(target) for factor in self.factors)
+        )

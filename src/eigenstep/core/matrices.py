@@ -1,9 +1,10 @@
 """Symmetric positive-definite matrices held as spectral factors, so that every root is elementwise.
 
-``Full`` is ``S = B Diag(d) B^T``, ``Diagonal`` is ``S = Diag(d)``, and ``Kronecker`` is
-``S = alpha S1 x ... x SL`` with factors of determinant one. A matrix of size ``N`` acts on *events*: vectors of
-shape ``(N,)`` for ``Full`` and ``Diagonal``, tensors of shape ``(n1, ..., nL)`` for ``Kronecker``, flattened in
-row-major order. All tensors may carry leading batch dimensions; an event may carry more of them in front.
+``Full`` is ``S = B Diag(d) B^T``, ``Diagonal`` is ``S = Diag(d)``, and ``Kronecker`` is ``S = alpha
+S1 x ... x SL`` with factors of determinant one. A matrix of size ``N`` acts on *events*: vectors of
+shape ``(N,)`` for ``Full`` and ``Diagonal``, tensors of shape ``(n1, ..., nL)`` for ``Kronecker``,
+flattened in row-major order. All tensors may carry leading batch dimensions; an event may carry
+more of them in front.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ import torch
 from torch import Tensor
 from torch.linalg import diagonal
 
-from .checks import check_beside, check_dense, check_device, check_eigs, check_positive, check_real, check_size
+from .checks import (
+    check_beside,
+    check_dense,
+    check_device,
+    check_eigs,
+    check_positive,
+    check_real,
+    check_size,
+)
 from .numerics import HALF, centered_exp, contract, saturate
 
 Self = TypeVar("Self", bound="SPD")
@@ -59,10 +68,14 @@ class SPD(ABC):
 
     @abstractmethod
     def to(self: Self, target: torch.dtype | torch.device | str) -> Self:
-        """Return a copy in another format or on another device; in half precision, eigenvalues are float32."""
+        """Return a copy in another format or on another device; in half precision, eigenvalues are
+        float32.
+        """
 
     def matmul(self, x: Tensor, power: float = 1.0) -> Tensor:
-        """Return ``S^power x`` of events, shape ``(*lead, *batch, *sizes)``, such as the paper's ``-1/p``."""
+        """Return ``S^power x`` of events, shape ``(*lead, *batch, *sizes)``, such as the paper's
+        ``-1/p``.
+        """
         self.check_event(x)
         scaled = self.rotate(x) * self.spectrum.pow(power)
         return self.unrotate(scaled).to(x.dtype)
@@ -84,20 +97,29 @@ class SPD(ABC):
         """Return ``S^power`` as an ordinary matrix, shape ``(*batch, N, N)``."""
         size, batch = math.prod(self.sizes), self.batch_shape
         identity = torch.eye(size, dtype=self.spectrum.dtype, device=self.spectrum.device)
-        events = identity.reshape(size, *[1] * len(batch), *self.sizes).expand(size, *batch, *self.sizes)
+        events = identity.reshape(size, *[1] * len(batch), *self.sizes).expand(
+            size, *batch, *self.sizes
+        )
         rows = self.matmul(events, power).reshape(size, *batch, size)
         return rows.movedim(0, -1)
 
     def sample(
-        self, lead: Sequence[int] = (), *, power: float = -1.0, generator: torch.Generator | None = None
+        self,
+        lead: Sequence[int] = (),
+        *,
+        power: float = -1.0,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw zero-mean Gaussian events with covariance ``S^power``, shape ``(*lead, *batch, *sizes)``.
+        """Draw zero-mean Gaussian events with covariance ``S^power``, shape ``(*lead, *batch,
+        *sizes)``.
 
         By default ``S`` is the inverse covariance, as in the paper; 1 makes it the covariance.
         """
         spectrum = self.spectrum
         shape = (*lead, *spectrum.shape)
-        noise = torch.randn(shape, generator=generator, dtype=spectrum.dtype, device=spectrum.device)
+        noise = torch.randn(
+            shape, generator=generator, dtype=spectrum.dtype, device=spectrum.device
+        )
         return self.unrotate(noise * spectrum.pow(power / 2))
 
     def check_event(self, x: Tensor, name: str = "x") -> None:
@@ -108,12 +130,17 @@ class SPD(ABC):
         got = tuple(x.shape[-len(want) :])
         broadcasts = all(g in (w, 1) for g, w in zip(got[:batch], want[:batch], strict=False))
         if len(got) < len(want) or got[batch:] != self.sizes or not broadcasts:
-            raise ValueError(f"{name} must have shape (..., {str(want)[1:]} to fit the matrix, got {tuple(x.shape)}")
+            raise ValueError(
+                f"{name} must have shape (..., {str(want)[1:]} to fit the matrix, got "
+                f"{tuple(x.shape)}"
+            )
         check_device(x, name, self.spectrum, "the matrix")
 
 
 class Factor(SPD):
-    """What ``Full`` and ``Diagonal`` share: one vector of eigenvalues ``eigs``, shape ``(*batch, n)``."""
+    """What ``Full`` and ``Diagonal`` share: one vector of eigenvalues ``eigs``, shape ``(*batch,
+    n)``.
+    """
 
     eigs: Tensor
 
@@ -141,11 +168,10 @@ class Factor(SPD):
 class Full(Factor):
     """``S = B Diag(d) B^T``.
 
-    Attributes:
-        basis: orthogonal ``B`` with eigenvectors as columns, shape ``(*batch, n, n)``.
-        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
-        residual: running average of the curvature in the eigenbasis, shape ``(*batch, n, n)``, if learning is to keep
-            one: its off-diagonal part is what the basis has still to turn to. Not a part of ``S`` itself.
+    Attributes: basis: orthogonal ``B`` with eigenvectors as columns, shape ``(*batch, n, n)``.
+        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``. residual: running average of the
+        curvature in the eigenbasis, shape ``(*batch, n, n)``, if learning is to keep one: its
+        off-diagonal part is what the basis has still to turn to. Not a part of ``S`` itself.
     """
 
     basis: Tensor
@@ -163,10 +189,14 @@ class Full(Factor):
         check_beside(matrix, name, self.eigs, "eigs", also)
         want = (*self.eigs.shape, self.eigs.shape[-1])
         if matrix.shape != want:
-            raise ValueError(f"{name} must have shape {want} to fit eigs, got {tuple(matrix.shape)}")
+            raise ValueError(
+                f"{name} must have shape {want} to fit eigs, got {tuple(matrix.shape)}"
+            )
 
     @classmethod
-    def identity(cls, size: int, batch: Sequence[int] = (), dtype: Dtype = None, device: Device = None) -> Full:
+    def identity(
+        cls, size: int, batch: Sequence[int] = (), dtype: Dtype = None, device: Device = None
+    ) -> Full:
         """Return the identity matrix, where learning usually starts."""
         start = Diagonal.identity(size, batch, dtype, device)
         return cls(torch.diag_embed(start.eigs), start.eigs)
@@ -186,7 +216,11 @@ class Full(Factor):
     def with_unit_determinant(self) -> Full:
         """Return the matrix, and its residual, divided by the geometric mean of the eigenvalues."""
         logs = self.eigs.log()
-        residual = None if self.residual is None else saturate(self.residual * (-logs.mean(-1)).exp()[..., None, None])
+        residual = (
+            None
+            if self.residual is None
+            else saturate(self.residual * (-logs.mean(-1)).exp()[..., None, None])
+        )
         return Full(self.basis, centered_exp(logs), residual)
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -198,7 +232,9 @@ class Full(Factor):
         return contract(x, self.basis.mT, axis=-1, event_ndim=1)
 
     def to(self, target: torch.dtype | torch.device | str) -> Full:
-        """Return a copy in another number format or on another device; half precision is for the basis only."""
+        """Return a copy in another number format or on another device; half precision is for the
+        basis only.
+        """
         residual = None if self.residual is None else eigs_to(self.residual, target)
         return Full(self.basis.to(target), eigs_to(self.eigs, target), residual)
 
@@ -214,7 +250,9 @@ class Diagonal(Factor):
         check_eigs(self.eigs)
 
     @classmethod
-    def identity(cls, size: int, batch: Sequence[int] = (), dtype: Dtype = None, device: Device = None) -> Diagonal:
+    def identity(
+        cls, size: int, batch: Sequence[int] = (), dtype: Dtype = None, device: Device = None
+    ) -> Diagonal:
         """Return the identity matrix."""
         check_size(size, "size")
         return cls(torch.ones(*batch, size, dtype=dtype, device=device))
@@ -244,12 +282,20 @@ class Diagonal(Factor):
 
 
 class Identity(Diagonal):
-    """A factor of a ``Kronecker`` that stays the identity: only the common scale is learned along its axis."""
+    """A factor of a ``Kronecker`` that stays the identity: only the common scale is learned along
+    its axis.
+    """
 
 
-KINDS: dict[str, type[Full] | type[Diagonal]] = {"full": Full, "diagonal": Diagonal, "identity": Identity}
+KINDS: dict[str, type[Full] | type[Diagonal]] = {
+    "full": Full,
+    "diagonal": Diagonal,
+    "identity": Identity,
+}
 
 
 def eigs_to(eigs: Tensor, target: torch.dtype | torch.device | str) -> Tensor:
-    """Return eigenvalues in another number format or on another device; of half precision float32 is made."""
+    """Return eigenvalues in another number format or on another device; of half precision float32
+    is made.
+    """
     return eigs.to(torch.float32 if target in HALF else target)

@@ -5,18 +5,23 @@ import math
 import torch
 from torch import Tensor
 
-HALF = (torch.bfloat16, torch.float16)  # In these only bases are stored; eigenvalues then stay in float32
+# In these only bases are stored; eigenvalues then stay in float32
+HALF = (torch.bfloat16, torch.float16)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the format in which sums over ``dtype`` numbers are kept: float32 for half precision."""
+    """Return the format in which sums over ``dtype`` numbers are kept: float32 for half
+    precision.
+    """
     return torch.float32 if dtype in HALF else dtype
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply matrices in their common dtype, accumulating half precision in float32 on every device.
+    """Multiply matrices in their common dtype, accumulating half precision in float32 on every
+    device.
 
-    Accelerators do so by themselves; many CPUs are a hundred times slower in half precision than in float32, or crash.
+    Accelerators do so by themselves; many CPUs are a hundred times slower in half precision than in
+    float32, or crash.
     """
     if a.dtype != b.dtype:
         dtype = torch.promote_types(a.dtype, b.dtype)
@@ -33,7 +38,9 @@ def largest(dtype: torch.dtype) -> float:
 
 
 def saturate(x: Tensor) -> Tensor:
-    """Cut numbers at ``largest``; what overflowed on the way becomes that, too, and undecidable signs zero."""
+    """Cut numbers at ``largest``; what overflowed on the way becomes that, too, and undecidable
+    signs zero.
+    """
     return x.nan_to_num(0.0).clamp(-largest(x.dtype), largest(x.dtype))
 
 
@@ -52,11 +59,14 @@ def symmetrize(matrix: Tensor) -> Tensor:
 
 
 def centered_exp(logs: Tensor, mean: Tensor | None = None) -> Tensor:
-    """Return ``exp(logs - mean(logs))``, positive vectors with product one; the mean, if known, has an axis of one.
+    """Return ``exp(logs - mean(logs))``, positive vectors with product one; the mean, if known, has
+    an axis of one.
 
-    Vectors that spread beyond the square root of the number format's range are shortened to it, which keeps
-    their product at one and leaves room for products and inverses of eigenvalues.
+    Vectors that spread beyond the square root of the number format's range are shortened to it,
+    which keeps their product at one and leaves room for products and inverses of eigenvalues.
     """
     centered = logs - (logs.mean(-1, keepdim=True) if mean is None else mean)
     bound = 0.5 * math.log(torch.finfo(logs.dtype).max)
-    return (centered * centered.abs().amax(-1, keepdim=True).clamp_min(bound).reciprocal().mul(bound)).exp()
+    return (
+        centered * centered.abs().amax(-1, keepdim=True).clamp_min(bound).reciprocal().mul(bound)
+    ).exp()

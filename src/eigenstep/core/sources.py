@@ -1,7 +1,7 @@
 """Where curvature comes from: losses, models, samples and problems over positive-definite matrices.
 
-Each function returns ``eigenstep.OuterProducts`` or ``eigenstep.Dense``, through which no gradients flow back; a
-matrix of your own needs none of them: ``Dense(H)``.
+Each function returns ``eigenstep.OuterProducts`` or ``eigenstep.Dense``, through which no gradients
+flow back; a matrix of your own needs none of them: ``Dense(H)``.
 """
 
 from collections.abc import Callable
@@ -17,17 +17,22 @@ from .curvature import Dense, OuterProducts
 from .matrices import SPD
 from .numerics import symmetrize
 
-Predict = Callable[[Tensor, Tensor], Tensor]  # A model for one example: predict(parameters, input), shape (C,)
+# A model for one example: predict(parameters, input), shape (C,)
+Predict = Callable[[Tensor, Tensor], Tensor]
 
 
 def gradient_outer_product(gradient: Tensor) -> OuterProducts:
-    """Return ``g g^T``, the curvature of Adam, Shampoo and their kin, of a gradient of shape ``(*batch, *sizes)``."""
+    """Return ``g g^T``, the curvature of Adam, Shampoo and their kin, of a gradient of shape
+    ``(*batch, *sizes)``.
+    """
     check_finite(gradient, "gradient")
     return OuterProducts(gradient[None])
 
 
 def per_example_gradients(gradients: Tensor) -> OuterProducts:
-    """Return ``1/K sum_k g_k g_k^T``, the empirical Fisher matrix, of gradients of shape ``(K, *batch, *sizes)``."""
+    """Return ``1/K sum_k g_k g_k^T``, the empirical Fisher matrix, of gradients of shape ``(K,
+    *batch, *sizes)``.
+    """
     check_nonempty(gradients, "gradients")
     check_finite(gradients, "gradients")
     return _mean(gradients)
@@ -35,7 +40,9 @@ def per_example_gradients(gradients: Tensor) -> OuterProducts:
 
 @torch.no_grad()
 def hessian(loss: Callable[[Tensor], Tensor], parameters: Tensor) -> Dense:
-    """Return the Hessian of a scalar function that ``torch.func`` can differentiate twice, at a tensor of any shape."""
+    """Return the Hessian of a scalar function that ``torch.func`` can differentiate twice, at a
+    tensor of any shape.
+    """
     check_finite(parameters, "parameters")
     size = parameters.numel()
     return Dense(symmetrize(func_hessian(loss)(parameters).reshape(size, size)))
@@ -43,9 +50,14 @@ def hessian(loss: Callable[[Tensor], Tensor], parameters: Tensor) -> Dense:
 
 @torch.no_grad()
 def gauss_newton(
-    predict: Predict, loss: Callable[[Tensor, Tensor], Tensor], parameters: Tensor, inputs: Tensor, targets: Tensor
+    predict: Predict,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    parameters: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
 ) -> OuterProducts:
-    """Return ``1/K sum_k J_k^T L_k J_k`` with the Jacobian of the model and the Hessian ``L_k`` of a convex loss.
+    """Return ``1/K sum_k J_k^T L_k J_k`` with the Jacobian of the model and the Hessian ``L_k`` of
+    a convex loss.
 
     The outer products are the columns of ``J_k^T L_k^(1/2)``, ``C`` of them for each example.
 
@@ -59,7 +71,9 @@ def gauss_newton(
     check_finite(parameters, "parameters")
     check_nonempty(inputs, "inputs")
     if len(targets) != len(inputs):
-        raise ValueError(f"targets must hold one entry for each of the {len(inputs)} inputs, got {len(targets)}")
+        raise ValueError(
+            f"targets must hold one entry for each of the {len(inputs)} inputs, got {len(targets)}"
+        )
     jacobians = vmap(jacrev(predict), (None, 0))(parameters, inputs)
     outputs = vmap(predict, (None, 0))(parameters, inputs)
     curvatures = vmap(func_hessian(loss))(outputs, targets)
@@ -71,9 +85,14 @@ def gauss_newton(
 
 @torch.no_grad()
 def sampled_fisher(
-    predict: Predict, distribution: Callable[[Tensor], Distribution], parameters: Tensor, inputs: Tensor, draws: int = 1
+    predict: Predict,
+    distribution: Callable[[Tensor], Distribution],
+    parameters: Tensor,
+    inputs: Tensor,
+    draws: int = 1,
 ) -> OuterProducts:
-    """Return a Monte Carlo estimate of the Fisher matrix, with labels drawn from the model's own predictions.
+    """Return a Monte Carlo estimate of the Fisher matrix, with labels drawn from the model's own
+    predictions.
 
     Args:
         predict: as for ``gauss_newton``.
@@ -120,8 +139,9 @@ def reinforce(S: SPD, deviations: Tensor, values: Tensor) -> OuterProducts:
 def reparametrization(S: SPD, deviations: Tensor, gradients: Tensor) -> OuterProducts:
     """Return the estimate of the mean Hessian under a Gaussian from gradients at samples.
 
-    The mean of ``S (w - m) g(w)^T``, made symmetric (Stein's identity). Each such product of ``a`` and ``b`` is a
-    difference of two outer products, ``(a + b)(a + b)^T / 4 - (a - b)(a - b)^T / 4``.
+    The mean of ``S (w - m) g(w)^T``, made symmetric (Stein's identity). Each such product of ``a``
+    and ``b`` is a difference of two outer products, ``(a + b)(a + b)^T / 4 - (a - b)(a - b)^T /
+    4``.
 
     Args:
         S: inverse covariance of the samples.
@@ -132,25 +152,34 @@ def reparametrization(S: SPD, deviations: Tensor, gradients: Tensor) -> OuterPro
     check_finite(gradients, "gradients")
     a, b = S.matmul(deviations), gradients
     if a.shape != b.shape:
-        raise ValueError(f"gradients must have the shape of deviations, {tuple(a.shape)}, got {tuple(b.shape)}")
-    # Vectors of like length lose the least to rounding when their sum and difference are subtracted again.
+        raise ValueError(
+            f"gradients must have the shape of deviations, {tuple(a.shape)}, got {tuple(b.shape)}"
+        )
+    # Vectors of like length lose the least to rounding when their sum and difference are subtracted
+    # again.
     axes, tiny = tuple(range(1 + len(S.batch_shape), a.ndim)), torch.finfo(a.dtype).tiny
     lengths = [torch.linalg.vector_norm(x, dim=axes, keepdim=True).clamp_min(tiny) for x in (a, b)]
     balance = (lengths[1] / lengths[0]).sqrt()
     a, b = a * balance, b / balance
     quarter = torch.full((len(a),), 0.25 / len(a), dtype=a.dtype, device=a.device)
-    return OuterProducts(torch.cat([a + b, a - b]), torch.cat([quarter, -quarter]), semidefinite=False)
+    return OuterProducts(
+        torch.cat([a + b, a - b]), torch.cat([quarter, -quarter]), semidefinite=False
+    )
 
 
 def spd_gradient(S: SPD, gradient: Tensor) -> Dense:
-    """Return ``-2 S (dl/dS) S``, the curvature that minimizes a function over positive-definite matrices.
+    """Return ``-2 S (dl/dS) S``, the curvature that minimizes a function over positive-definite
+    matrices.
 
-    Use it with ``decay=0``; then the update is Riemannian gradient descent. The gradient ``dl/dS`` is symmetric.
+    Use it with ``decay=0``; then the update is Riemannian gradient descent. The gradient ``dl/dS``
+    is symmetric.
     """
     check_symmetric(gradient, "gradient")
     dense = S.dense()
     if gradient.shape != dense.shape:
-        raise ValueError(f"gradient must have shape {tuple(dense.shape)} to fit S, got {tuple(gradient.shape)}")
+        raise ValueError(
+            f"gradient must have shape {tuple(dense.shape)} to fit S, got {tuple(gradient.shape)}"
+        )
     return Dense(symmetrize(-2 * dense @ gradient.to(dense.dtype) @ dense))
 
 

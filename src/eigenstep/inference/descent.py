@@ -1,12 +1,15 @@
-"""Natural gradient steps until the evidence lower bound is as close to its maximum as was asked for.
+"""Natural gradient steps until the evidence lower bound is as close to its maximum as was asked
+for.
 
-Estimates of gradient and curvature are noisy, so that each step is computed from two halves of its points. Half the
-sum of the two natural gradients is the step; half their difference has the noise of the step, and nothing else. Where
-there is more noise than signal in a step, the next one takes twice as many points. Where successive steps point back
-at each other for another reason than noise, they were too long, and the next one takes half the step size.
+Estimates of gradient and curvature are noisy, so that each step is computed from two halves of its
+points. Half the sum of the two natural gradients is the step; half their difference has the noise
+of the step, and nothing else. Where there is more noise than signal in a step, the next one takes
+twice as many points. Where successive steps point back at each other for another reason than noise,
+they were too long, and the next one takes half the step size.
 
-Half the squared length of a natural gradient is what a full step gains, in nats, where the objective is quadratic. The
-search stops when neither steps nor their noise promise more than what was asked for, twice in a row.
+Half the squared length of a natural gradient is what a full step gains, in nats, where the
+objective is quadratic. The search stops when neither steps nor their noise promise more than what
+was asked for, twice in a row.
 """
 
 import math
@@ -21,13 +24,23 @@ from ..core.checks import check_function, check_number, check_size
 from ..core.matrices import SPD
 from ..core.result import RUNNING, Ending, Result, bar
 from .estimates import Estimate, combine
-from .gaussian import Gaussian, NotPositiveDefinite, Parameters, average, longest_step, tangent_vector
+from .gaussian import (
+    Gaussian,
+    NotPositiveDefinite,
+    Parameters,
+    average,
+    longest_step,
+    tangent_vector,
+)
 from .models import NotFinite, Target
 
-Estimator = Callable[[Gaussian, int], Estimate]  # What is known at a Gaussian, from this many lots of points
+# What is known at a Gaussian, from this many lots of points
+Estimator = Callable[[Gaussian, int], Estimate]
 SHORTEST = 1e-10  # A search for the step size gives up below this
-SAFETY = 2.0  # Where a posterior is not Gaussian, up to this many times more is left to gain than where it is
-ROUNDING = 1e-6  # Without random points, a gap in nats that is no larger and no longer falls is put down to rounding
+# Where a posterior is not Gaussian, up to this many times more is left to gain than where it is
+SAFETY = 2.0
+# Without random points, a gap in nats that is no larger and no longer falls is put down to rounding
+ROUNDING = 1e-6
 
 
 class Iterate(NamedTuple):
@@ -35,7 +48,8 @@ class Iterate(NamedTuple):
 
     elbo: float  # the evidence lower bound in nats, as estimated from the points of this step
     error: float  # its standard error
-    gap: float  # how many nats the bound is expected to be below its maximum, with noise counted as a gap
+    # how many nats the bound is expected to be below its maximum, with noise counted as a gap
+    gap: float
     lr: float  # the step size that led away from here
     points: int  # how many points the step was computed from
     ngrad: int  # gradients computed so far
@@ -46,15 +60,15 @@ class Iterate(NamedTuple):
 class FitResult(Result):
     """What came out, beside how it went (``eigenstep.core.result.Result``).
 
-    The ``reason`` is "tol" (the gap is small enough), "rounding" (it cannot get smaller), "max_iter", "noise" (it needs
-    more points than are allowed), "stuck" (no step helps), "nonfinite" or "callback". A Hessian counts as one gradient
-    for each parameter, ``nfev`` values without a gradient. The ``history`` has an ``Iterate`` for each step.
+    The ``reason`` is "tol" (the gap is small enough), "rounding" (it cannot get smaller),
+    "max_iter", "noise" (it needs more points than are allowed), "stuck" (no step helps),
+    "nonfinite" or "callback". A Hessian counts as one gradient for each parameter, ``nfev`` values
+    without a gradient. The ``history`` has an ``Iterate`` for each step.
 
-    Attributes:
-        posterior: the Gaussian, with ``sample``, ``log_prob``, ``covariance`` and ``std``.
-        elbo: evidence lower bound in nats, from fresh random numbers.
-        elbo_error: its standard error.
-        log_evidence: with ``samples=0``, Laplace's estimate of the log evidence; otherwise the ``elbo``.
+    Attributes: posterior: the Gaussian, with ``sample``, ``log_prob``, ``covariance`` and ``std``.
+        elbo: evidence lower bound in nats, from fresh random numbers. elbo_error: its standard
+        error. log_evidence: with ``samples=0``, Laplace's estimate of the log evidence; otherwise
+        the ``elbo``.
     """
 
     posterior: Gaussian
@@ -78,7 +92,8 @@ class Problem:
     """What to fit a Gaussian to."""
 
     look: Estimator
-    bound: Callable[[Gaussian], tuple[float, float]]  # the evidence lower bound of a Gaussian and its standard error
+    # The evidence lower bound of a Gaussian and its standard error
+    bound: Callable[[Gaussian], tuple[float, float]]
     counts: Target  # what has been computed so far
     points: int  # how many points a lot has; 0 if nothing is random
 
@@ -95,7 +110,9 @@ def descend(
     callback: Callable[[FitResult], object] | None = None,
     progress: bool = False,
 ) -> FitResult:
-    """Take steps from ``q`` until the expected gap is at most ``tol``; with ``lr``, each takes one lot of points."""
+    """Take steps from ``q`` until the expected gap is at most ``tol``; with ``lr``, each takes one
+    lot of points.
+    """
     if lr is not None and not callable(lr):
         check_number(lr, "lr", 0.0, 1.0)
     check_number(tol, "tol", 0.0)
@@ -112,16 +129,24 @@ def descend(
                 ending = descent.judge(tol, max_iter, max_points)
             if ending is None and callback is not None:
                 found = descent.result(RUNNING, descent.history[-1][:2])
-                ending = Ending("callback", "the callback asked to stop") if callback(found) is True else None
+                ending = (
+                    Ending("callback", "the callback asked to stop")
+                    if callback(found) is True
+                    else None
+                )
             ending = ending or descent.advance()
             if ending is not None:
                 return descent.result(ending, problem.bound(descent.q))
 
 
 class Descent:
-    """The present Gaussian, what is known there, and the rules for step size and number of points."""
+    """The present Gaussian, what is known there, and the rules for step size and number
+    of points.
+    """
 
-    def __init__(self, problem: Problem, q: Gaussian, lr: float | Callable[[int], float] | None, exact: bool) -> None:
+    def __init__(
+        self, problem: Problem, q: Gaussian, lr: float | Callable[[int], float] | None, exact: bool
+    ) -> None:
         """Look at the start."""
         self.problem, self.q, self.lr, self.exact = problem, q, lr, exact
         self.halves, self.lots = 2 if lr is None and problem.points else 1, 1
@@ -129,7 +154,8 @@ class Descent:
             self.parts = self._look_at(q)
         except NotFinite as error:
             raise ValueError(
-                f"log_joint must be finite around the start: {error}. Start elsewhere or with a larger precision0, and "
+                f"log_joint must be finite around the start: {error}. Start elsewhere or with a "
+                "larger precision0, and "
                 "transform bounded parameters to unbounded ones"
             ) from error
         self.found = combine(self.parts)
@@ -145,9 +171,14 @@ class Descent:
         self.direction, longest = natural_gradient(self.q, self.found, self.exact)
         gain, noise = half_square(self.direction), 0.0
         if not math.isfinite(gain):
-            return Ending("nonfinite", "the natural gradient, or its curvature, is too large for the number format")
+            return Ending(
+                "nonfinite",
+                "the natural gradient, or its curvature, is too large for the number format",
+            )
         if self.halves == 2:
-            noise = half_square(natural_gradient(self.q, self.parts[0], self.exact)[0] - self.direction)
+            noise = half_square(
+                natural_gradient(self.q, self.parts[0], self.exact)[0] - self.direction
+            )
         self.noisy = gain < 2 * noise  # The gain is that of signal and noise together.
         if not self.noisy and (self.direction * before).sum() < 0:
             self.factor = 0.5
@@ -168,9 +199,15 @@ class Descent:
         if points == 0 and self.left[-2] <= gap <= ROUNDING:
             return Ending("rounding", f"the gap of {gap:.3g} nats is due to rounding", success=True)
         if len(self.history) > max_iter:
-            return Ending("max_iter", f"max_iter={max_iter} steps are done, the expected gap is {gap:.3g} nats")
+            return Ending(
+                "max_iter",
+                f"max_iter={max_iter} steps are done, the expected gap is {gap:.3g} nats",
+            )
         if self.noisy and 2 * points > max_points:
-            why = f"the gap of {gap:.3g} nats is mostly noise, and more than {max_points} points are not allowed"
+            why = (
+                f"the gap of {gap:.3g} nats is mostly noise, and more than {max_points} "
+                "points are not allowed"
+            )
             return Ending("noise", why)
         return None
 
@@ -197,9 +234,18 @@ class Descent:
 
     def result(self, ending: Ending, bound: tuple[float, float]) -> FitResult:
         """Return what came out so far, given the evidence lower bound and its standard error."""
-        counts: Any = {"nfev": self.problem.counts.nfev, "ngrad": self.problem.counts.ngrad, "history": self.history}
+        counts: Any = {
+            "nfev": self.problem.counts.nfev,
+            "ngrad": self.problem.counts.ngrad,
+            "history": self.history,
+        }
         evidence = bound[0] if self.problem.points else -self.found.value
-        found: Any = {"posterior": self.q, "elbo": bound[0], "elbo_error": bound[1], "log_evidence": evidence}
+        found: Any = {
+            "posterior": self.q,
+            "elbo": bound[0],
+            "elbo_error": bound[1],
+            "log_evidence": evidence,
+        }
         return FitResult(**vars(ending), nit=max(len(self.history) - 1, 0), **counts, **found)
 
     def _look_at(self, at: Gaussian) -> list[Estimate]:
@@ -227,7 +273,9 @@ def step(q: Gaussian, found: Estimate, lr: float, exact: bool = True) -> Gaussia
     for name, S in q.precisions.items():
         new = average(S, found.curvatures[name], lr=lr, damping=found.damping, exact=exact)
         precisions[name] = new
-        means[name] = q.means[name] - lr * new.solve(found.gradients[name]).reshape(q.means[name].shape)
+        means[name] = q.means[name] - lr * new.solve(found.gradients[name]).reshape(
+            q.means[name].shape
+        )
     return Gaussian(means, precisions)
 
 
@@ -244,4 +292,7 @@ def natural_gradient(q: Gaussian, found: Estimate, exact: bool = True) -> tuple[
 def _is_worse(after: Estimate, before: Estimate) -> bool:
     """Tell whether the objective rose by more than what noise and rounding explain."""
     rounding = 1e-12 * (1 + abs(before.objective))
-    return not after.objective - before.objective <= 2 * math.hypot(before.error, after.error) + rounding
+    return (
+        not after.objective - before.objective
+        <= 2 * math.hypot(before.error, after.error) + rounding
+    )

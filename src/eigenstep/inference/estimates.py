@@ -1,8 +1,10 @@
-"""Estimates of ``E_q[gradient]`` and ``E_q[Hessian]`` of ``l = -log_joint`` under a Gaussian ``q`` (paper, Eq. 6).
+"""Estimates of ``E_q[gradient]`` and ``E_q[Hessian]`` of ``l = -log_joint`` under a Gaussian ``q``
+(paper, Eq. 6).
 
-Points come in antithetic pairs ``mean + x`` and ``mean - x``. Where an estimate is random even if ``l`` is quadratic,
-the quadratic that ``q`` stands for is subtracted before and its known curvature ``S`` added after: no bias comes in,
-and the noise vanishes as ``q`` comes close to a Gaussian posterior.
+Points come in antithetic pairs ``mean + x`` and ``mean - x``. Where an estimate is random even if
+``l`` is quadratic, the quadratic that ``q`` stands for is subtracted before and its known curvature
+``S`` added after: no bias comes in, and the noise vanishes as ``q`` comes close to a Gaussian
+posterior.
 """
 
 from __future__ import annotations
@@ -24,14 +26,16 @@ from ..core.sources import gradient_outer_product, reinforce, reparametrization
 from .gaussian import ONLY, Blocks, Gaussian, event, unwrap
 from .models import Target, each_of
 
-FROM_MODEL = {"gauss-newton": "gauss_newton", "empirical-fisher": "empirical_fisher"}  # Methods that log_joint needs
+# Methods that log_joint needs
+FROM_MODEL = {"gauss-newton": "gauss_newton", "empirical-fisher": "empirical_fisher"}
 
 
 @dataclass(frozen=True)
 class Estimate:
     """What is known about the objective near a Gaussian."""
 
-    value: float  # E_q[l] - entropy, the negative ELBO; at the mean alone, minus Laplace's log evidence
+    # E_q[l] - entropy, the negative ELBO; at the mean alone, minus Laplace's log evidence
+    value: float
     error: float  # its standard error, infinite if unknown
     objective: float  # what steps should decrease: the value, or l at the mean
     gradients: Blocks  # E_q[gradient] of each block, as an event of its precision
@@ -40,12 +44,17 @@ class Estimate:
 
 
 def estimate(
-    target: Target, q: Gaussian, source: str | Callable[[Any], Any], samples: int, generator: torch.Generator
+    target: Target,
+    q: Gaussian,
+    source: str | Callable[[Any], Any],
+    samples: int,
+    generator: torch.Generator,
 ) -> Estimate:
-    """Estimate value, gradient and curvature of the variational objective at ``q``, from an even number of points.
+    """Estimate value, gradient and curvature of the variational objective at ``q``, from an even
+    number of points.
 
-    The source is a name in ``SOURCES``, or a function of the parameters that returns their curvature (for several
-    blocks, a dictionary). No samples at all take the mean alone.
+    The source is a name in ``SOURCES``, or a function of the parameters that returns their
+    curvature (for several blocks, a dictionary). No samples at all take the mean alone.
     """
     find = choose(source, SOURCES, "curvature")
     find = find if isinstance(source, str) else partial(_from_user, source)
@@ -79,15 +88,26 @@ def combine(estimates: Sequence[Estimate]) -> Estimate:
         value=sum(each.value for each in estimates) / count,
         error=math.hypot(*(each.error for each in estimates)) / count,
         objective=sum(each.objective for each in estimates) / count,
-        gradients={name: torch.stack([each.gradients[name] for each in estimates]).mean(0) for name in first.gradients},
-        curvatures={name: _mean([each.curvatures[name] for each in estimates]) for name in first.curvatures},
+        gradients={
+            name: torch.stack([each.gradients[name] for each in estimates]).mean(0)
+            for name in first.gradients
+        },
+        curvatures={
+            name: _mean([each.curvatures[name] for each in estimates]) for name in first.curvatures
+        },
     )
 
 
 def elbo(
-    log_joint: Callable[[Any], Tensor], q: Gaussian, samples: int = 1000, *, seed: int = 0, vectorize: bool = True
+    log_joint: Callable[[Any], Tensor],
+    q: Gaussian,
+    samples: int = 1000,
+    *,
+    seed: int = 0,
+    vectorize: bool = True,
 ) -> tuple[float, float]:
-    """Return an estimate of the evidence lower bound ``E_q[log_joint] + entropy`` in nats, and its standard error.
+    """Return an estimate of the evidence lower bound ``E_q[log_joint] + entropy`` in nats, and its
+    standard error.
 
     It is that of a Gaussian ``q``, from an even number of points; all else as in ``fit_gaussian``.
     """
@@ -108,7 +128,9 @@ def elbo_of(target: Target, q: Gaussian, samples: int, seed: int) -> tuple[float
 
 
 def objective(q: Gaussian, deviations: Blocks, values: Tensor) -> tuple[float, float, Tensor]:
-    """Return ``E_q[l] - entropy``, its standard error, and the values of ``l`` minus the quadratic of ``q``."""
+    """Return ``E_q[l] - entropy``, its standard error, and the values of ``l`` minus the quadratic
+    of ``q``.
+    """
     residuals = values - 0.5 * q.whitened_square(deviations)
     # Averages over pairs are free of all odd parts of l.
     even = residuals.reshape(2, -1).mean(0) if len(residuals) > 1 else residuals
@@ -121,7 +143,10 @@ def objective(q: Gaussian, deviations: Blocks, values: Tensor) -> tuple[float, f
 def check_samples(samples: object, least: int) -> None:
     """Raise unless ``samples`` is an even number of at least ``least``."""
     if isinstance(samples, bool) or not isinstance(samples, int) or samples % 2 or samples < least:
-        raise ValueError(f"samples must be an even number of at least {least}, for antithetic pairs, got {samples!r}")
+        raise ValueError(
+            f"samples must be an even number of at least {least}, for antithetic pairs, got "
+            f"{samples!r}"
+        )
 
 
 @dataclass(frozen=True)
@@ -130,13 +155,16 @@ class Cloud:
 
     target: Target  # the function
     q: Gaussian  # the Gaussian
-    half: Blocks | None  # deviations of the first half of the points, which the second mirrors; None at the mean alone
+    # Deviations of the first half of the points, which the second mirrors; None at the mean alone
+    half: Blocks | None
     points: Blocks  # the points, along the first axis of each block
     residuals: Tensor  # values of l minus the quadratic of q
     gradients: Blocks  # gradients of l as events, empty where a source needs none
 
     def each(self, curvature: Callable[[SPD, Tensor, Tensor], Curvature]) -> Found:
-        """Apply ``curvature(S, deviations, gradients)`` to all blocks, beside the mean gradients."""
+        """Apply ``curvature(S, deviations, gradients)`` to all blocks, beside the mean
+        gradients.
+        """
         assert self.half is not None
         precisions, half, gradients = self.q.precisions, self.half, self.gradients
         return self.found({n: curvature(S, half[n], gradients[n]) for n, S in precisions.items()})
@@ -146,11 +174,14 @@ class Cloud:
         return {n: g.mean(0) for n, g in self.gradients.items()}, curvatures, damping
 
 
-Found = tuple[Blocks, dict[str, Curvature], float]  # Gradients, curvatures and damping of an Estimate
+# Gradients, curvatures and damping of an Estimate
+Found = tuple[Blocks, dict[str, Curvature], float]
 
 
 def _hessian(cloud: Cloud) -> Found:
-    return cloud.found({name: cloud.target.mean_hessian(cloud.points, name) for name in cloud.points})
+    return cloud.found(
+        {name: cloud.target.mean_hessian(cloud.points, name) for name in cloud.points}
+    )
 
 
 def _reparametrization(cloud: Cloud) -> Found:
@@ -167,12 +198,16 @@ def _gradient_outer_product(cloud: Cloud) -> Found:
     """``E_q[g g^T]``, with the outer products of ``S x``, whose mean is ``S``, for comparison."""
 
     def curvature(S: SPD, half: Tensor, gradients: Tensor) -> Curvature:
-        weights = torch.cat([torch.ones(len(gradients)), torch.full((len(half),), -2.0)]).to(gradients)
+        weights = torch.cat([torch.ones(len(gradients)), torch.full((len(half),), -2.0)]).to(
+            gradients
+        )
         vectors = torch.cat([gradients, S.matmul(half)])
         return OuterProducts(vectors, weights / len(gradients), shift=1.0, semidefinite=False)
 
     if cloud.half is None:
-        return cloud.found({name: gradient_outer_product(g[0]) for name, g in cloud.gradients.items()})
+        return cloud.found(
+            {name: gradient_outer_product(g[0]) for name, g in cloud.gradients.items()}
+        )
     return cloud.each(curvature)
 
 
@@ -196,25 +231,32 @@ def _from_model(method: str, cloud: Cloud) -> Found:
     """Ask the model for its curvature; the prior's is the damping."""
     model: Any = cloud.target.model
     names = list(cloud.points)
-    cloud.target.ngrad += len(cloud.points[names[0]]) * (model.outputs if method == "gauss_newton" else 1)
+    cloud.target.ngrad += len(cloud.points[names[0]]) * (
+        model.outputs if method == "gauss_newton" else 1
+    )
     found = _as_dict(getattr(model, method)(unwrap(cloud.points)), names)
-    return cloud.found({n: _fitted(found[n], cloud.q.precisions[n]) for n in names}, model.prior_precision)
+    return cloud.found(
+        {n: _fitted(found[n], cloud.q.precisions[n]) for n in names}, model.prior_precision
+    )
 
 
 def _from_user(source: Callable[[Any], Any], cloud: Cloud) -> Found:
     """Average what a function of the user says at each of the points."""
     names = list(cloud.points)
     each = [_as_dict(source(unwrap(at)), names) for at in each_of(cloud.points)]
-    return cloud.found({n: _mean([_fitted(found[n], cloud.q.precisions[n]) for found in each]) for n in names})
+    return cloud.found(
+        {n: _mean([_fitted(found[n], cloud.q.precisions[n]) for found in each]) for n in names}
+    )
 
 
+# The curvature estimates by name
 SOURCES: dict[str, Callable[[Cloud], Found]] = {
     "hessian": _hessian,
     **{name: partial(_from_model, method) for name, method in FROM_MODEL.items()},
     "gradient-outer-product": _gradient_outer_product,
     "reparametrization": _reparametrization,
     "reinforce": _reinforce,
-}  # The curvature estimates by name
+}
 
 
 def _plus_precision(curvature: OuterProducts) -> OuterProducts:
@@ -229,7 +271,10 @@ def _mean(found: Sequence[Curvature]) -> Curvature:
     products = [each for each in found if isinstance(each, OuterProducts)]
     if len(products) != len(found):
         raise TypeError("curvature must be Dense at all points, or OuterProducts at all points")
-    weights = [each.vectors.new_ones(len(each.vectors)) if each.weights is None else each.weights for each in products]
+    weights = [
+        each.vectors.new_ones(len(each.vectors)) if each.weights is None else each.weights
+        for each in products
+    ]
     return OuterProducts(
         torch.cat([each.vectors for each in products]),
         torch.cat(weights) / len(found),
@@ -239,7 +284,8 @@ def _mean(found: Sequence[Curvature]) -> Curvature:
 
 
 def _fitted(curvature: Curvature, S: SPD) -> Curvature:
-    """Return curvature with vectors in the shape that ``S`` acts on, summed up where there are more than a matrix has.
+    """Return curvature with vectors in the shape that ``S`` acts on, summed up where there are more
+    than a matrix has.
 
     The examples of a model give as many vectors at every point; they would fill the memory.
     """
@@ -257,5 +303,7 @@ def _fitted(curvature: Curvature, S: SPD) -> Curvature:
 def _as_dict(curvature: Any, names: list[str]) -> Mapping[str, Curvature]:
     found = {ONLY: curvature} if isinstance(curvature, (Dense, OuterProducts)) else curvature
     if not isinstance(found, Mapping) or set(found) != set(names):
-        raise TypeError(f"curvature must return Dense or OuterProducts, or a dictionary of them for {names}")
+        raise TypeError(
+            f"curvature must return Dense or OuterProducts, or a dictionary of them for {names}"
+        )
     return found

@@ -1,10 +1,12 @@
-"""Gaussians whose inverse covariance is held as spectral factors: what inference learns and returns.
+"""Gaussians whose inverse covariance is held as spectral factors: what inference learns and
+returns.
 
-Parameters are one tensor of any shape, or a dictionary of tensors such as a network's; each tensor is a *block* with a
-precision matrix ``S`` of its own, and blocks are independent of each other.
+Parameters are one tensor of any shape, or a dictionary of tensors such as a network's; each tensor
+is a *block* with a precision matrix ``S`` of its own, and blocks are independent of each other.
 
-One step of a precision matrix is ``S <- (1 - beta gamma) S + beta H``, by ``eigenstep.update`` on spectral factors. The
-exact one turns the basis until the average is diagonal, by products and solves; the first-order one is the paper's.
+One step of a precision matrix is ``S <- (1 - beta gamma) S + beta H``, by ``eigenstep.update`` on
+spectral factors. The exact one turns the basis until the average is diagonal, by products and
+solves; the first-order one is the paper's.
 """
 
 from __future__ import annotations
@@ -44,15 +46,21 @@ class Gaussian:
 
     @classmethod
     def start(cls, mean: object, precision: object = "full") -> Gaussian:
-        """Return the Gaussian where learning starts; arguments as ``mean0`` and ``precision0`` of ``fit_gaussian``.
+        """Return the Gaussian where learning starts; arguments as ``mean0`` and ``precision0`` of
+        ``fit_gaussian``.
 
         A Kronecker product has one factor for each axis of its block.
         """
         means = as_blocks(mean, "mean")
         given = precision if isinstance(precision, Mapping) else dict.fromkeys(means, precision)
         if set(given) != set(means):
-            raise ValueError(f"precision must be given for each of {list(means)}, got {list(given)}")
-        return cls(means, {n: _matrix(given[n], tensor, label("precision", n)) for n, tensor in means.items()})
+            raise ValueError(
+                f"precision must be given for each of {list(means)}, got {list(given)}"
+            )
+        return cls(
+            means,
+            {n: _matrix(given[n], tensor, label("precision", n)) for n, tensor in means.items()},
+        )
 
     @property
     def mean(self) -> Parameters:
@@ -75,7 +83,9 @@ class Gaussian:
         return next(iter(self.means.values())).device
 
     def covariance(self) -> Tensor | Blocks:
-        """Return the covariance of the flattened parameters as an ordinary matrix, or one for each block."""
+        """Return the covariance of the flattened parameters as an ordinary matrix, or one for each
+        block.
+        """
         return unwrap({name: S.dense(-1) for name, S in self.precisions.items()})
 
     def std(self) -> Parameters:
@@ -89,15 +99,23 @@ class Gaussian:
 
     def deviations(self, count: int, generator: torch.Generator | None = None) -> Blocks:
         """Draw ``w - mean`` as events of the precision matrices, shape ``(count, *sizes)``."""
-        return {name: S.sample((count,), generator=generator) for name, S in self.precisions.items()}
+        return {
+            name: S.sample((count,), generator=generator) for name, S in self.precisions.items()
+        }
 
     def points(self, deviations: Blocks) -> Blocks:
         """Return ``w``, shape ``(K, *shape)``, given deviations of the mean."""
-        return {name: mean + deviations[name].reshape(-1, *mean.shape) for name, mean in self.means.items()}
+        return {
+            name: mean + deviations[name].reshape(-1, *mean.shape)
+            for name, mean in self.means.items()
+        }
 
     def whitened_square(self, deviations: Blocks) -> Tensor:
         """Return ``(w - mean)^T S (w - mean)`` for each of the deviations, shape ``(K,)``."""
-        parts = [deviations[n].mul(S.matmul(deviations[n])).flatten(1).sum(1) for n, S in self.precisions.items()]
+        parts = [
+            deviations[n].mul(S.matmul(deviations[n])).flatten(1).sum(1)
+            for n, S in self.precisions.items()
+        ]
         return torch.stack(parts).sum(0)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Parameters:
@@ -106,24 +124,32 @@ class Gaussian:
         return unwrap(self.points(self.deviations(count, generator)))
 
     def log_prob(self, parameters: Parameters) -> Tensor:
-        """Return the log density of parameters that are stacked along the first axis, as ``sample`` does."""
+        """Return the log density of parameters that are stacked along the first axis, as ``sample``
+        does.
+        """
         points = as_blocks(parameters, "parameters")
         if set(points) != set(self.means):
             raise ValueError(f"parameters must name {list(self.means)}, got {list(points)}")
         for name, mean in self.means.items():
             if points[name].ndim == 0 or points[name].shape[1:] != mean.shape:
                 wanted, got = ", ".join(["K", *map(str, mean.shape)]), tuple(points[name].shape)
-                raise ValueError(f"{label('parameters', name)} must have shape ({wanted}), got {got}")
+                raise ValueError(
+                    f"{label('parameters', name)} must have shape ({wanted}), got {got}"
+                )
             check_beside(points[name], "parameters", mean, "the mean")
         if len({len(tensor) for tensor in points.values()}) > 1:
-            raise ValueError("parameters must hold as many entries along the first axis of each tensor")
+            raise ValueError(
+                "parameters must hold as many entries along the first axis of each tensor"
+            )
         deviations = {n: event(S, points[n] - self.means[n]) for n, S in self.precisions.items()}
         square = self.whitened_square(deviations)
         return 0.5 * (self.logdet() - self.size * math.log(2 * math.pi) - square)
 
 
 def event(S: SPD, x: Tensor) -> Tensor:
-    """Reshape tensors along the first axis to what ``S`` acts on: vectors, or tensors for a Kronecker product."""
+    """Reshape tensors along the first axis to what ``S`` acts on: vectors, or tensors for a
+    Kronecker product.
+    """
     return x.reshape(len(x), *S.sizes)
 
 
@@ -132,13 +158,17 @@ def as_blocks(parameters: object, name: str) -> Blocks:
     if isinstance(parameters, Tensor):
         parameters = {ONLY: parameters}
     if not isinstance(parameters, Mapping) or not parameters:
-        raise TypeError(f"{name} must be a tensor or a dictionary of tensors, got {type(parameters).__name__}")
+        raise TypeError(
+            f"{name} must be a tensor or a dictionary of tensors, got {type(parameters).__name__}"
+        )
     for key, tensor in parameters.items():
         place = label(name, key)
         check_wide(tensor, place)
         check_finite(tensor, place)
         if tensor.numel() == 0:
-            raise ValueError(f"{place} must have at least one entry, got shape {tuple(tensor.shape)}")
+            raise ValueError(
+                f"{place} must have at least one entry, got shape {tuple(tensor.shape)}"
+            )
     first = next(iter(parameters.values()))
     for key, tensor in parameters.items():
         check_beside(tensor, f"{name}[{key!r}]", first, "the first tensor")
@@ -158,7 +188,8 @@ def label(name: str, block: str) -> str:
 def _matrix(given: object, mean: Tensor, name: str) -> SPD:
     if isinstance(given, Tensor):
         raise TypeError(
-            f"{name} must be a structure, a number or a matrix in spectral form, got a tensor: wrap it in "
+            f"{name} must be a structure, a number or a matrix in spectral form, got a tensor: "
+            "wrap it in "
             "Full.from_dense or Diagonal.from_dense"
         )
     if isinstance(given, (int, float)) and not isinstance(given, bool):
@@ -174,12 +205,20 @@ def _matrix(given: object, mean: Tensor, name: str) -> SPD:
             raise ValueError(f'{name}="kronecker" needs a mean with at least one axis')
         return Kronecker.identity(tuple(mean.shape), **like)
     if not isinstance(given, SPD):
-        kind, got = (ValueError, repr(given)) if isinstance(given, str) else (TypeError, type(given).__name__)
-        raise kind(f"{name} must be one of full, diagonal, kronecker, a number or a matrix, got {got}")
+        kind, got = (
+            (ValueError, repr(given))
+            if isinstance(given, str)
+            else (TypeError, type(given).__name__)
+        )
+        raise kind(
+            f"{name} must be one of full, diagonal, kronecker, a number or a matrix, got {got}"
+        )
     factors_of(given)
     want = tuple(mean.shape) if isinstance(given, Kronecker) else (mean.numel(),)
     if given.batch_shape or given.sizes != want:
-        raise ValueError(f"{name} must act on shape {want} without a batch, got {tuple(given.spectrum.shape)}")
+        raise ValueError(
+            f"{name} must act on shape {want} without a batch, got {tuple(given.spectrum.shape)}"
+        )
     check_beside(given.spectrum, name, mean, "mean")
     check_finite(given.spectrum, f"the spectrum of {name}")
     check_positive(given.spectrum, name)
@@ -187,8 +226,10 @@ def _matrix(given: object, mean: Tensor, name: str) -> SPD:
 
 
 Structure = TypeVar("Structure", bound=SPD)
-SWEEPS = (4, 16, 64)  # Turns of an exact step: 64 for a matrix of condition 1e12 in an unknown basis
-KEEP = 0.25  # Where curvature is negative, an exact step leaves at least this fraction of S in every direction
+# Turns of an exact step: 64 for a matrix of condition 1e12 in an unknown basis
+SWEEPS = (4, 16, 64)
+# Where curvature is negative, an exact step leaves at least this fraction of S in every direction
+KEEP = 0.25
 
 
 class NotPositiveDefinite(ArithmeticError):
@@ -196,12 +237,19 @@ class NotPositiveDefinite(ArithmeticError):
 
 
 def average(
-    S: Structure, curvature: Curvature, *, lr: float, decay: float = 1.0, damping: float = 0.0, exact: bool = True
+    S: Structure,
+    curvature: Curvature,
+    *,
+    lr: float,
+    decay: float = 1.0,
+    damping: float = 0.0,
+    exact: bool = True,
 ) -> Structure:
-    """Return ``(1 - lr decay) S + lr (H + damping I)`` in spectral form, for a Kronecker product factor by factor.
+    """Return ``(1 - lr decay) S + lr (H + damping I)`` in spectral form, for a Kronecker product
+    factor by factor.
 
-    Either exactly, up to rounding, or ``NotPositiveDefinite`` is raised; or by the paper's update, which agrees to
-    first order in ``lr`` and stays positive definite whatever comes.
+    Either exactly, up to rounding, or ``NotPositiveDefinite`` is raised; or by the paper's update,
+    which agrees to first order in ``lr`` and stays positive definite whatever comes.
     """
     if not exact:
         return update(S, curvature, lr=lr, decay=decay, damping=damping)
@@ -217,13 +265,17 @@ def average(
 def _map_full(S: Structure, function: Callable[[Full], Full]) -> Structure:
     """Apply a function to all full factors."""
     if isinstance(S, Kronecker):
-        factors = tuple(function(factor) if isinstance(factor, Full) else factor for factor in S.factors)
+        factors = tuple(
+            function(factor) if isinstance(factor, Full) else factor for factor in S.factors
+        )
         return cast(Structure, replace(S, factors=factors))
     return cast(Structure, function(S)) if isinstance(S, Full) else S
 
 
 def _is_diagonal(factor: Full) -> bool:
-    """Tell whether the average, which the factor remembers, is diagonal up to rounding in the basis that was found."""
+    """Tell whether the average, which the factor remembers, is diagonal up to rounding in the basis
+    that was found.
+    """
     memory = cast(Tensor, factor.residual)
     off = memory - torch.diag_embed(diagonal(memory))
     roots = factor.eigs.rsqrt()
@@ -234,23 +286,32 @@ def _move_exactly(eigs: Tensor, target: Tensor) -> Tensor:
     """Return where the linear update puts the eigenvalues, or raise: nothing is cut off."""
     if not (target > 0).all() or not torch.isfinite(target).all():
         raise NotPositiveDefinite(
-            f"the average of S and the curvature has an eigenvalue {target.min():.3g} beside {target.max():.3g}: it is "
+            f"the average of S and the curvature has an eigenvalue {target.min():.3g} beside "
+            f"{target.max():.3g}: it is "
             f"not positive definite, or not to {eigs.dtype} rounding"
         )
     return target
 
 
-def tangent_vector(S: SPD, curvature: Curvature, damping: float = 0.0) -> tuple[Tensor, float, float]:
-    """Return the natural gradient step ``H - S`` in orthonormal coordinates of the Fisher-Rao metric, as one vector.
+def tangent_vector(
+    S: SPD, curvature: Curvature, damping: float = 0.0
+) -> tuple[Tensor, float, float]:
+    """Return the natural gradient step ``H - S`` in orthonormal coordinates of the Fisher-Rao
+    metric, as one vector.
 
-    Its squared length is twice the decrease of the variational objective that a full step promises. The other numbers
-    are the smallest and the largest eigenvalue of ``S^-1/2 H S^-1/2``. The damping is a part of ``H``.
+    Its squared length is twice the decrease of the variational objective that a full step promises.
+    The other numbers are the smallest and the largest eigenvalue of ``S^-1/2 H S^-1/2``. The
+    damping is a part of ``H``.
     """
     total, parts, low, high = math.prod(S.sizes), [], math.inf, -math.inf
-    for factor, w, identity in zip(factors_of(S), project(S, curvature), project_identity(S), strict=True):
+    for factor, w, identity in zip(
+        factors_of(S), project(S, curvature), project_identity(S), strict=True
+    ):
         roots = factor.eigs.rsqrt()
         if isinstance(factor, Full):
-            relative = symmetrize(roots[:, None] * w * roots) + torch.diag(damping * identity * roots.square())
+            relative = symmetrize(roots[:, None] * w * roots) + torch.diag(
+                damping * identity * roots.square()
+            )
             extremes = torch.linalg.eigvalsh(relative)
             turned = factor.basis @ relative @ factor.basis.mT
         else:
@@ -267,8 +328,8 @@ def tangent_vector(S: SPD, curvature: Curvature, damping: float = 0.0) -> tuple[
 def longest_step(low: float, high: float, exact: bool) -> float:
     """Return the largest ``beta`` that keeps ``S`` well inside the cone.
 
-    An exact step is free where the curvature has no negative eigenvalue, and leaves ``KEEP`` of ``S`` elsewhere. A
-    first-order step may change the logarithms of the eigenvalues by one.
+    An exact step is free where the curvature has no negative eigenvalue, and leaves ``KEEP`` of
+    ``S`` elsewhere. A first-order step may change the logarithms of the eigenvalues by one.
     """
     if exact:
         return 1.0 if low > 0 else (1 - KEEP) / (1 - low)

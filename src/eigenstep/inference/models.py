@@ -1,4 +1,6 @@
-"""Models with parameters to infer: of independent examples with a Gaussian prior, or any log density of the user."""
+"""Models with parameters to infer: of independent examples with a Gaussian prior, or any log
+density of the user.
+"""
 
 import math
 from collections.abc import Callable
@@ -9,7 +11,14 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, vmap
 
-from ..core.checks import check_finite, check_function, check_nonempty, check_number, check_size, describe
+from ..core.checks import (
+    check_finite,
+    check_function,
+    check_nonempty,
+    check_number,
+    check_size,
+    describe,
+)
 from ..core.curvature import Dense, OuterProducts
 from ..core.sources import gauss_newton, hessian
 from .gaussian import Blocks, Parameters, as_blocks, unwrap
@@ -17,16 +26,15 @@ from .gaussian import Blocks, Parameters, as_blocks, unwrap
 
 @dataclass(frozen=True)
 class Supervised:
-    """``log p(targets | inputs, w) + log p(w)`` as a function of ``w``: call it, or pass it to ``fit_gaussian``.
+    """``log p(targets | inputs, w) + log p(w)`` as a function of ``w``: call it, or pass it to
+    ``fit_gaussian``.
 
-    Attributes:
-        predict: the model for one example, ``predict(w, input)`` of shape ``(C,)``.
-        loss: negative log-likelihood of one example, ``loss(output, target)``, convex in the output.
-        inputs: examples along the first axis.
-        targets: what was observed, along the first axis.
-        prior_precision: the prior of every parameter is ``N(0, 1 / prior_precision)``.
-        outputs: the ``C`` of ``predict``.
-        weight: how many examples each one stands for, more than one in minibatches.
+    Attributes: predict: the model for one example, ``predict(w, input)`` of shape ``(C,)``. loss:
+        negative log-likelihood of one example, ``loss(output, target)``, convex in the output.
+        inputs: examples along the first axis. targets: what was observed, along the first axis.
+        prior_precision: the prior of every parameter is ``N(0, 1 / prior_precision)``. outputs: the
+        ``C`` of ``predict``. weight: how many examples each one stands for, more than one in
+        minibatches.
     """
 
     predict: Callable[[Any, Tensor], Tensor]
@@ -44,9 +52,14 @@ class Supervised:
         check_function(self.predict, "predict")
         check_function(self.loss, "loss")
         if not isinstance(self.targets, Tensor) or self.targets.ndim == 0:
-            raise TypeError(f"targets must be a tensor with one entry for each input, got {describe(self.targets)}")
+            raise TypeError(
+                "targets must be a tensor with one entry for each input, got "
+                f"{describe(self.targets)}"
+            )
         if (count := len(self.inputs)) != len(self.targets):
-            raise ValueError(f"targets must hold one entry for each of {count} inputs, got {len(self.targets)}")
+            raise ValueError(
+                f"targets must hold one entry for each of {count} inputs, got {len(self.targets)}"
+            )
         if self.targets.is_floating_point():
             check_finite(self.targets, "targets")
         check_number(self.prior_precision, "prior_precision", 0.0)
@@ -58,9 +71,13 @@ class Supervised:
 
     def losses(self, parameters: Parameters) -> Tensor:
         """Return the negative log-likelihood of every example."""
-        losses = vmap(lambda x, y: self.loss(self.predict(parameters, x), y))(self.inputs, self.targets)
+        losses = vmap(lambda x, y: self.loss(self.predict(parameters, x), y))(
+            self.inputs, self.targets
+        )
         if losses.ndim != 1:
-            raise ValueError(f"loss must return one number for each example, got shape {tuple(losses.shape[1:])}")
+            raise ValueError(
+                f"loss must return one number for each example, got shape {tuple(losses.shape[1:])}"
+            )
         return losses
 
     def log_prior(self, parameters: Parameters) -> Tensor:
@@ -68,13 +85,19 @@ class Supervised:
         tensors = list(parameters.values()) if isinstance(parameters, dict) else [parameters]
         square = torch.stack([tensor.square().sum() for tensor in tensors]).sum()
         constant = math.log(self.prior_precision / (2 * math.pi)) if self.prior_precision else 0.0
-        return 0.5 * (constant * sum(tensor.numel() for tensor in tensors) - self.prior_precision * square)
+        return 0.5 * (
+            constant * sum(tensor.numel() for tensor in tensors) - self.prior_precision * square
+        )
 
     def gauss_newton(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
-        """Return the Gauss-Newton matrix of the likelihood, of each block, as a mean over points along a first axis."""
+        """Return the Gauss-Newton matrix of the likelihood, of each block, as a mean over points
+        along a first axis.
+        """
         blocks = as_blocks(points, "points")
         count, examples = len(next(iter(blocks.values()))), len(self.inputs)
-        pairs = torch.arange(count * examples, dtype=self.inputs.dtype, device=self.inputs.device)[:, None]
+        pairs = torch.arange(count * examples, dtype=self.inputs.dtype, device=self.inputs.device)[
+            :, None
+        ]
         targets = self.targets.repeat(count, *[1] * (self.targets.ndim - 1))
 
         def curvature(name: str) -> OuterProducts:
@@ -84,15 +107,21 @@ class Supervised:
                 return self.predict(unwrap({**at, name: at[name] + shift}), self.inputs[example][0])
 
             # All pairs of parameters and examples count as examples here.
-            mean = gauss_newton(predict, self.loss, torch.zeros_like(blocks[name][0]), pairs, targets)
+            mean = gauss_newton(
+                predict, self.loss, torch.zeros_like(blocks[name][0]), pairs, targets
+            )
             return OuterProducts(mean.vectors * (self.weight * examples) ** 0.5)
 
         return _like(points, {name: curvature(name) for name in blocks})
 
     def empirical_fisher(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
-        """Return the sum over examples of ``g_i g_i^T``, of each block, as a mean over points: biased."""
+        """Return the sum over examples of ``g_i g_i^T``, of each block, as a mean over points:
+        biased.
+        """
         gradient = grad(lambda w, x, y: self.loss(self.predict(w, x), y))
-        gradients = vmap(vmap(gradient, (None, 0, 0)), (0, None, None))(points, self.inputs, self.targets)
+        gradients = vmap(vmap(gradient, (None, 0, 0)), (0, None, None))(
+            points, self.inputs, self.targets
+        )
         scaled = {
             name: OuterProducts(each.flatten(0, 1) * (self.weight / len(each)) ** 0.5)
             for name, each in as_blocks(gradients, "gradients").items()
@@ -100,7 +129,9 @@ class Supervised:
         return _like(points, scaled)
 
 
-def _like(points: Parameters, found: dict[str, OuterProducts]) -> OuterProducts | dict[str, OuterProducts]:
+def _like(
+    points: Parameters, found: dict[str, OuterProducts]
+) -> OuterProducts | dict[str, OuterProducts]:
     return found if isinstance(points, dict) else next(iter(found.values()))
 
 
@@ -109,16 +140,22 @@ class NotFinite(ArithmeticError):
 
 
 class Target:
-    """``l = -log_joint`` with its derivatives at many points, and counts: a Hessian is one gradient per parameter."""
+    """``l = -log_joint`` with its derivatives at many points, and counts: a Hessian is one gradient
+    per parameter.
+    """
 
     def __init__(self, log_joint: Callable[[Any], Tensor], vectorize: bool = True) -> None:
-        """Wrap a function of the parameters; with ``vectorize`` it is mapped over points by ``torch.func.vmap``."""
+        """Wrap a function of the parameters; with ``vectorize`` it is mapped over points by
+        ``torch.func.vmap``.
+        """
         self.log_joint = self.model = log_joint
         self.vectorize = vectorize
         self.nfev = self.ngrad = 0
 
     def refresh(self) -> None:
-        """Draw a new minibatch, if ``log_joint`` has a method ``draw`` that returns a function for it."""
+        """Draw a new minibatch, if ``log_joint`` has a method ``draw`` that returns a function for
+        it.
+        """
         draw = getattr(self.log_joint, "draw", None)
         self.model = draw() if draw else self.log_joint
 
@@ -152,7 +189,9 @@ class Target:
         mean = points[name].mean(0)
 
         def shifted(tensor: Tensor) -> Tensor:
-            """The mean of ``l`` over all points, moved so that their mean is ``tensor`` in this block."""
+            """The mean of ``l`` over all points, moved so that their mean is ``tensor`` in this
+            block.
+            """
             return self._map(self.loss, {**points, name: points[name] - mean + tensor}).mean()
 
         try:
@@ -169,7 +208,9 @@ class Target:
         if isinstance(results[0], Tensor):
             return torch.stack(results)
         gradients, values = zip(*results, strict=True)
-        return {name: torch.stack([g[name] for g in gradients]) for name in points}, torch.stack(values)
+        return {name: torch.stack([g[name] for g in gradients]) for name in points}, torch.stack(
+            values
+        )
 
 
 def each_of(points: Blocks) -> list[Blocks]:

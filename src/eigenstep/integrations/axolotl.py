@@ -30,7 +30,9 @@ class SpectralPlugin(BasePlugin):  # type: ignore[misc]
         return f"{__name__}.{SpectralArgs.__name__}"
 
     def post_trainer_create(self, cfg: Any, trainer: Any) -> None:
-        """Give the trainer its optimizer; axolotl makes the parameter groups, with a rate and a weight decay each."""
+        """Give the trainer its optimizer; axolotl makes the parameter groups, with a rate and a
+        weight decay each.
+        """
         options = dict(cfg.spectral or {})
         kind = recipe(options.pop("recipe", "spectral"))
         trainer.optimizer_cls_and_kwargs = (kind, {"lr": trainer.args.learning_rate, **options})

@@ -13,7 +13,9 @@ from . import RECIPES
 
 
 class SpectralContainer(OptimizersContainer):  # type: ignore[misc]
-    """torchtitan's container, with ``Spectral``, ``SpectralFast`` and ``SpectralPaper`` beside its own optimizers."""
+    """torchtitan's container, with ``Spectral``, ``SpectralFast`` and ``SpectralPaper`` beside its
+    own optimizers.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(OptimizersContainer.Config):  # type: ignore[misc]
@@ -25,12 +27,15 @@ class SpectralContainer(OptimizersContainer):  # type: ignore[misc]
 
 
 def spectral(lr: float = 1e-3, name: str = "Spectral", **options: Any) -> SpectralContainer.Config:
-    """Return the configuration of one optimizer for all parameters, for the ``optimizer`` of a training configuration.
+    """Return the configuration of one optimizer for all parameters, for the ``optimizer`` of a
+    training configuration.
 
     Args:
         lr: learning rate.
         name: ``Spectral``, ``SpectralFast`` or ``SpectralPaper``.
         **options: any other argument of ``Spectral``.
     """
-    group = ParamGroupConfig(pattern=".*", optimizer_name=name, optimizer_kwargs={"lr": lr, **options})
+    group = ParamGroupConfig(
+        pattern=".*", optimizer_name=name, optimizer_kwargs={"lr": lr, **options}
+    )
     return SpectralContainer.Config(param_groups=[group])

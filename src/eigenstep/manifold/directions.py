@@ -1,11 +1,14 @@
-"""Metrics and rules that turn gradients into steps. All vectors are flat, in coordinates that are carried along.
+"""Metrics and rules that turn gradients into steps. All vectors are flat, in coordinates that are
+carried along.
 
-A rule sees the gradient at each point and, after each step, the step and the change of the gradient along it. A
-quasi-Newton rule needs a first guess of the Hessian. In tangent coordinates (``eigenstep.manifold.tangent_view``) the
-guesses here are diagonal, ``h_ij = (d_i d_j)^a (d_i / d_j)^c`` made symmetric. They are Hessians of typical problems:
+A rule sees the gradient at each point and, after each step, the step and the change of the gradient
+along it. A quasi-Newton rule needs a first guess of the Hessian. In tangent coordinates
+(``eigenstep.manifold.tangent_view``) the guesses here are diagonal, ``h_ij = (d_i d_j)^a (d_i /
+d_j)^c`` made symmetric. They are Hessians of typical problems:
 
 - ``a = 0, c = 0``: log-likelihoods, whose natural metric is the affine-invariant one;
-- ``a = 1, c = 0``: least squares in the entries of ``S``, as in metric learning; ``a = -1`` in those of its inverse;
+- ``a = 1, c = 0``: least squares in the entries of ``S``, as in metric learning; ``a = -1`` in
+  those of its inverse;
 - ``a = 0, c = 1``: residuals of products with ``S``, such as ``||S Q - I||``.
 """
 
@@ -19,9 +22,12 @@ from torch import Tensor
 
 from .point import Point
 
-FAMILY = torch.tensor([(a, c) for a in (0.0, -0.5, 0.5, -1.0, 1.0) for c in (0.0, 1.0)])  # Exponents to choose from
+# Exponents to choose from
+FAMILY = torch.tensor([(a, c) for a in (0.0, -0.5, 0.5, -1.0, 1.0) for c in (0.0, 1.0)])
 FORGET = 0.8  # How much of what was learned remains after another step
-GOOD = 0.1  # While the affine-invariant metric fits this well, no other is looked for: that would take an eigenbasis
+# While the affine-invariant metric fits this well, no other is looked for: that would take an
+# eigenbasis
+GOOD = 0.1
 
 
 class Metric:
@@ -36,8 +42,9 @@ class Metric:
     def learn(self, point: Point, step: Tensor, change: Tensor) -> None:
         """Compare the members on one step.
 
-        A Hessian ``h`` explains ``change = h step`` up to a constant if the inequality of Cauchy and Schwarz,
-        ``(step . change)^2 <= (step . h step)(change . change / h)``, is an equality. Its sides' ratio is the misfit.
+        A Hessian ``h`` explains ``change = h step`` up to a constant if the inequality of Cauchy
+        and Schwarz, ``(step . change)^2 <= (step . h step)(change . change / h)``, is an equality.
+        Its sides' ratio is the misfit.
         """
         curvature = step.dot(change).item()
         lengths = change.dot(change).item()
@@ -49,7 +56,9 @@ class Metric:
         family = point.metrics(FAMILY.to(step))
         s, y = point.to_eigenbasis(step), point.to_eigenbasis(change)
         inverses = family.reciprocal() @ y.square()
-        self._misfits = FORGET * self._misfits + ((family @ s.square()) * inverses / curvature**2).log()
+        self._misfits = (
+            FORGET * self._misfits + ((family @ s.square()) * inverses / curvature**2).log()
+        )
         best = int(self._misfits.argmin())
         self.exponents = FAMILY[best]
         self._rate = curvature / inverses[best].item()
@@ -65,8 +74,8 @@ class Metric:
 class Direction(Protocol):
     """What the rules have in common.
 
-    Attributes:
-        window: a step must improve on the largest of this many last values; one means on the current value.
+    Attributes: window: a step must improve on the largest of this many last values; one means on
+        the current value.
     """
 
     window: int
@@ -75,7 +84,9 @@ class Direction(Protocol):
         """Return the step to try first."""
 
     def learn(self, point: Point, step: Tensor, change: Tensor) -> None:
-        """Take note of the step that led to the point, and of the change of the gradient along it."""
+        """Take note of the step that led to the point, and of the change of the
+        gradient along it.
+        """
 
 
 class Gradient:
@@ -100,7 +111,9 @@ class Gradient:
 
 
 class LBFGS:
-    """Quasi-Newton: a Hessian that fits the last few steps, and is close to a metric that fits many (L-BFGS)."""
+    """Quasi-Newton: a Hessian that fits the last few steps, and is close to a metric that fits many
+    (L-BFGS).
+    """
 
     window = 1
 
@@ -128,4 +141,5 @@ class LBFGS:
             self._metric.learn(point, step, change)
 
 
-METHODS: dict[str, Callable[[], Direction]] = {"lbfgs": LBFGS, "gradient": Gradient}  # Rules by name
+# Rules by name
+METHODS: dict[str, Callable[[], Direction]] = {"lbfgs": LBFGS, "gradient": Gradient}

@@ -21,7 +21,8 @@ from .point import Point
 
 ARMIJO = 1e-4  # A step must win at least this part of the decrease that the gradient promises
 PATIENCE = 30  # How many steps in a row may bring no better value than rounding could
-PATIENCE_FLAT = 5  # How many steps along directions without positive curvature may bring no more than was asked for
+# How many steps along directions without positive curvature may bring no more than was asked for
+PATIENCE_FLAT = 5
 
 
 class Visit(NamedTuple):
@@ -36,14 +37,20 @@ Descent = Generator[Visit, None, Ending]
 
 
 class LineSearch:
-    """Goes where a rule says, with an Armijo search that compares with the largest of the last values.
+    """Goes where a rule says, with an Armijo search that compares with the largest of the last
+    values.
 
-    Where the gradient is short, or no step of the rule helps, a look at the curvature decides whether this is a
-    minimum. If there is more to gain, the descent goes on from there.
+    Where the gradient is short, or no step of the rule helps, a look at the curvature decides
+    whether this is a minimum. If there is more to gain, the descent goes on from there.
     """
 
     def __init__(
-        self, objective: Objective, start: Evaluation, rule: Callable[[], Direction], max_step: float, gtol: float
+        self,
+        objective: Objective,
+        start: Evaluation,
+        rule: Callable[[], Direction],
+        max_step: float,
+        gtol: float,
     ) -> None:
         """Begin at a point."""
         self.objective, self.rule, self.max_step, self.gtol = objective, rule, max_step, gtol
@@ -64,9 +71,14 @@ class LineSearch:
             minimum = ahead is not None and ahead.is_at_most(self.gtol)
             yield Visit(self.current, self.gradient, minimum)
             if ahead is not None and minimum:
-                return Ending("gtol", f"the gradient norm {norm:.3g} is at most gtol, {ahead}", success=True)
+                return Ending(
+                    "gtol", f"the gradient norm {norm:.3g} is at most gtol, {ahead}", success=True
+                )
             if ahead is not None or stalled >= PATIENCE or not self._follow_rule():
-                least_visible, before = max(self.gtol, 10 * self.current.rounding), self.current.value
+                least_visible, before = (
+                    max(self.gtol, 10 * self.current.rounding),
+                    self.current.value,
+                )
                 ahead = ahead or self._look(least_visible)
                 if ahead.is_at_most(least_visible):
                     message = f"the objective cannot decrease further within rounding, {ahead}"
@@ -94,7 +106,11 @@ class LineSearch:
         """Try a step, or a part of it, and go there if it leads downhill."""
         step = _cut(self.current.point, step, self.max_step)
         slope = step.dot(self.gradient).item()
-        found = _armijo(self.objective, self.current, step, slope, max(self.values)) if slope < 0 else None
+        found = (
+            _armijo(self.objective, self.current, step, slope, max(self.values))
+            if slope < 0
+            else None
+        )
         if found is None:
             return False
         before, (self.current, step) = self.gradient, found
@@ -106,8 +122,11 @@ class LineSearch:
 
     def _look(self, enough: float) -> Prospect:
         """Estimate what is left to gain, with what the rule knows about the Hessian."""
-        model, point = copy(self.direction), self.current.point  # a copy, because rules may take notes
-        return look_ahead(self.objective, self.current, self.gradient, lambda v: -model.propose(point, v), enough)
+        # A copy, because rules may take notes
+        model, point = (copy(self.direction), self.current.point)
+        return look_ahead(
+            self.objective, self.current, self.gradient, lambda v: -model.propose(point, v), enough
+        )
 
 
 def _cut(point: Point, step: Tensor, max_step: float) -> Tensor:
@@ -120,7 +139,9 @@ def _cut(point: Point, step: Tensor, max_step: float) -> Tensor:
 def _armijo(
     objective: Objective, current: Evaluation, step: Tensor, slope: float, reference: float
 ) -> tuple[Evaluation, Tensor] | None:
-    """Shorten a step until it wins enough; each time to where a parabola through what is known has its minimum."""
+    """Shorten a step until it wins enough; each time to where a parabola through what is known has
+    its minimum.
+    """
     rounding, smallest = current.rounding, torch.finfo(step.dtype).eps
     part = 1.0
     while part == 1 or (-part * slope > rounding and part > smallest):
@@ -129,7 +150,9 @@ def _armijo(
             part *= 0.1
             continue
         wanted = reference + ARMIJO * part * slope
-        if (found.value <= wanted and found.value < reference) or (part == 1 and found.value <= wanted + rounding):
+        if (found.value <= wanted and found.value < reference) or (
+            part == 1 and found.value <= wanted + rounding
+        ):
             return found, part * step
         lowest = -slope * part**2 / (2 * (found.value - current.value - slope * part))
         part = min(max(lowest, 0.1 * part), 0.5 * part)
@@ -141,11 +164,18 @@ def _dead_end(norm: float, gtol: float, ahead: Prospect) -> Ending:
         why = f"at most gtol, but it is not known how far the minimum is: {ahead}"
         return Ending("flat", f"the gradient norm {norm:.3g} is {why}")
     why = "is it differentiable, finite near this point, and exact enough?"
-    return Ending("stuck", f"no step along the gradient, of norm {norm:.3g}, decreases the objective: {why}")
+    return Ending(
+        "stuck", f"no step along the gradient, of norm {norm:.3g}, decreases the objective: {why}"
+    )
 
 
 def fixed_steps(
-    objective: Objective, start: Evaluation, lr: Callable[[int], float], momentum: float, max_step: float, gtol: float
+    objective: Objective,
+    start: Evaluation,
+    lr: Callable[[int], float],
+    momentum: float,
+    max_step: float,
+    gtol: float,
 ) -> Descent:
     """Go down the gradient with fixed step sizes and momentum."""
     current, gradient = start, objective.gradient(start)
@@ -155,17 +185,23 @@ def fixed_steps(
         norm = gradient.norm().item()
         yield Visit(current, gradient, norm <= gtol)
         if norm <= gtol:
-            message = f"the gradient norm {norm:.3g} is at most gtol; nothing is known of the curvature with a fixed lr"
+            message = (
+                f"the gradient norm {norm:.3g} is at most gtol; nothing is known of the "
+                "curvature with a fixed lr"
+            )
             return Ending("gtol", message, success=True)
         velocity = momentum * velocity + gradient
         beta = lr(iteration)
         check_number(beta, f"lr({iteration})", 0.0)
         rate = 2 * beta  # S - 2 beta S grad S, in coordinates in which S is the identity
         step = _cut(current.point, -rate * velocity, max_step)
-        velocity = step / -rate if rate else velocity  # what was cut off is not kept, or it would come back
+        # What was cut off is not kept, or it would come back
+        velocity = step / -rate if rate else velocity
         found = objective.attempt(current.point, step)
         if found is None:
-            message = f"the objective or the matrix is not finite after step {iteration + 1}: lower lr"
+            message = (
+                f"the objective or the matrix is not finite after step {iteration + 1}: lower lr"
+            )
             return Ending("nonfinite", message)
         current, gradient = found, objective.gradient(found)
         iteration += 1

@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..core.checks import check_beside, check_finite, check_function, check_number, check_size, choose, describe
+from ..core.checks import (
+    check_beside,
+    check_finite,
+    check_function,
+    check_number,
+    check_size,
+    choose,
+    describe,
+)
 from ..core.matrices import SPD
 from ..core.result import RUNNING, Ending, Result, bar
 from .directions import METHODS, Direction
@@ -18,7 +26,9 @@ from .retractions import Retraction
 
 
 class Iterate(NamedTuple):
-    """What is kept of each point on the way: the objective and the length of its Riemannian gradient; counts so far."""
+    """What is kept of each point on the way: the objective and the length of its Riemannian
+    gradient; counts so far.
+    """
 
     fun: float
     gradient_norm: float
@@ -30,8 +40,9 @@ class Iterate(NamedTuple):
 class SPDResult(Result):
     """What came out, beside how it went (``eigenstep.core.result.Result``).
 
-    The ``reason`` is "gtol" (a short gradient, and nothing left to gain), "rounding" (nothing left to gain that values
-    could show), "stuck" (no step helps), "nonfinite", "max_iter" or "callback". ``history`` has each ``Iterate``.
+    The ``reason`` is "gtol" (a short gradient, and nothing left to gain), "rounding" (nothing left
+    to gain that values could show), "stuck" (no step helps), "nonfinite", "max_iter" or "callback".
+    ``history`` has each ``Iterate``.
 
     Attributes:
         point: the best point found (with fixed step sizes: the last).
@@ -68,37 +79,37 @@ def minimize_spd(
     callback: Callable[[SPDResult], object] | None = None,
     progress: bool = False,
 ) -> SPDResult:
-    """Minimize a function over positive-definite matrices, and over Euclidean tensors beside them if there are any.
+    """Minimize a function over positive-definite matrices, and over Euclidean tensors beside them
+    if there are any.
 
-    Gradients come from autodiff; steps follow the affine-invariant (Fisher-Rao) geometry. The matrix is held as
-    ``B Diag(d) B^T``, or by a frame ``F = B Diag(d)^1/2 O^T``, so it cannot leave the cone of positive-definite
-    matrices. Eigenvalues tell how long a step beyond ``max_step`` is, and whether a matrix has shrunk too far.
+    Gradients come from autodiff; steps follow the affine-invariant (Fisher-Rao) geometry. The
+    matrix is held as ``B Diag(d) B^T``, or by a frame ``F = B Diag(d)^1/2 O^T``, so it cannot leave
+    the cone of positive-definite matrices. Eigenvalues tell how long a step beyond ``max_step`` is,
+    and whether a matrix has shrunk too far.
 
-    Args:
-        fun: ``fun(S)`` or ``fun(S, *x)``, a scalar tensor that depends differentiably on its arguments. While the
-            step size is searched for, values that are not finite and errors of ``torch.linalg`` count as too large.
-        S0: where to start: a symmetric positive-definite tensor, or ``Full``, ``Diagonal`` or ``Kronecker``, whose
-            structure is kept. Leading dimensions make a batch of matrices, over which to minimize jointly.
-        x0: Euclidean tensors to minimize over as well.
-        factored: give ``fun`` the factored matrix with its methods ``matmul``, ``solve``, ``logdet``, ``log_prob``
-            and so on (``TangentView``) in place of a dense tensor: more accurate where the matrix is
-            ill-conditioned, because nothing needs to be decomposed or inverted.
-        method: "lbfgs" or "gradient", each with a search for the step size, or a function that makes a rule of your own
-            (``eigenstep.manifold.directions.Direction``).
-        retraction: how the matrix follows a step: "geodesic" (exact; takes a singular value decomposition where
-            eigenvalues are needed), "spectral" (the paper's update without any decomposition, made safe at equal
-            eigenvalues), "paper" (the paper's update to the letter), or a function
-            (``eigenstep.manifold.retractions``).
-        lr: a fixed step size, or a function of the iteration that gives it, instead of ``method`` and a search: for
-            stochastic objectives. It is the paper's beta-2, as everywhere: a step is ``S - 2 lr S G S`` to first order,
-            with ``G`` the gradient with respect to ``S``.
-        momentum: with ``lr``, the part of the previous velocity to keep, below 1.
-        max_step: no step may change the logarithm of an eigenvalue by more than this.
-        gtol: stop where the Riemannian gradient is at most this long and, without ``lr``, its curvature promises no
-            further decrease by more than this, as for a quadratic function: in tests the rest was below ten times it.
-            One or two more gradients are spent on that, more where the objective is flat.
-        max_iter: stop after this many steps.
-        callback: called with the result so far at the start and after each step; ``True`` stops the search.
+    Args: fun: ``fun(S)`` or ``fun(S, *x)``, a scalar tensor that depends differentiably on its
+        arguments. While the step size is searched for, values that are not finite and errors of
+        ``torch.linalg`` count as too large. S0: where to start: a symmetric positive-definite
+        tensor, or ``Full``, ``Diagonal`` or ``Kronecker``, whose structure is kept. Leading
+        dimensions make a batch of matrices, over which to minimize jointly. x0: Euclidean tensors
+        to minimize over as well. factored: give ``fun`` the factored matrix with its methods
+        ``matmul``, ``solve``, ``logdet``, ``log_prob`` and so on (``TangentView``) in place of a
+        dense tensor: more accurate where the matrix is ill-conditioned, because nothing needs to be
+        decomposed or inverted. method: "lbfgs" or "gradient", each with a search for the step size,
+        or a function that makes a rule of your own (``eigenstep.manifold.directions.Direction``).
+        retraction: how the matrix follows a step: "geodesic" (exact; takes a singular value
+        decomposition where eigenvalues are needed), "spectral" (the paper's update without any
+        decomposition, made safe at equal eigenvalues), "paper" (the paper's update to the letter),
+        or a function (``eigenstep.manifold.retractions``). lr: a fixed step size, or a function of
+        the iteration that gives it, instead of ``method`` and a search: for stochastic objectives.
+        It is the paper's beta-2, as everywhere: a step is ``S - 2 lr S G S`` to first order, with
+        ``G`` the gradient with respect to ``S``. momentum: with ``lr``, the part of the previous
+        velocity to keep, below 1. max_step: no step may change the logarithm of an eigenvalue by
+        more than this. gtol: stop where the Riemannian gradient is at most this long and, without
+        ``lr``, its curvature promises no further decrease by more than this, as for a quadratic
+        function: in tests the rest was below ten times it. One or two more gradients are spent on
+        that, more where the objective is flat. max_iter: stop after this many steps. callback:
+        called with the result so far at the start and after each step; ``True`` stops the search.
         progress: show a progress bar; needs the package ``rich``.
 
     Returns:
@@ -113,16 +124,22 @@ def minimize_spd(
     if not math.isfinite(start.value):
         raise ValueError(f"fun must be finite at S0, got {start.value}")
     if lr is None:
-        descent = LineSearch(objective, start, choose(method, METHODS, "method"), max_step, gtol).descend()
+        descent = LineSearch(
+            objective, start, choose(method, METHODS, "method"), max_step, gtol
+        ).descend()
     else:
-        descent = fixed_steps(objective, start, lr if callable(lr) else lambda _: lr, momentum, max_step, gtol)
+        descent = fixed_steps(
+            objective, start, lr if callable(lr) else lambda _: lr, momentum, max_step, gtol
+        )
 
     history: list[Iterate] = []
     best, ending = start, None
 
     def result(ending: Ending) -> SPDResult:
         counts: Any = {"nit": len(history) - 1, "nfev": objective.nfev, "ngrad": objective.ngrad}
-        return SPDResult(**vars(ending), **counts, history=history, point=best.point, fun=best.value)
+        return SPDResult(
+            **vars(ending), **counts, history=history, point=best.point, fun=best.value
+        )
 
     with bar(max_iter, progress) as show:
         while ending is None:
@@ -157,7 +174,9 @@ def _tensors(x0: Tensor | Sequence[Tensor], like: Tensor) -> list[Tensor]:
     return [tensor.detach() for tensor in tensors]
 
 
-def _check_options(lr: object, momentum: float, max_step: float, gtol: float, max_iter: int, callback: object) -> None:
+def _check_options(
+    lr: object, momentum: float, max_step: float, gtol: float, max_iter: int, callback: object
+) -> None:
     if lr is not None and not callable(lr):
         check_number(lr, "lr", 0.0)
     check_number(momentum, "momentum", 0.0, 1.0)

@@ -1,9 +1,11 @@
-"""The function to minimize, at points, with its gradient; and how much is left to gain, from a look at its curvature.
+"""The function to minimize, at points, with its gradient; and how much is left to gain, from a look
+at its curvature.
 
-A small gradient alone proves little. Where the objective is flat, it may go on to fall for a long way: by ``g^2 / 2h``
-along a direction with slope ``g`` and curvature ``h``. A quasi-Newton model does not know directions in which it has
-never gone. So the equation ``H x = -g`` is solved by conjugate gradients, whose products with the Hessian are
-differences of gradients; ``-g.x / 2`` is what a step to the minimum would gain if the objective were quadratic.
+A small gradient alone proves little. Where the objective is flat, it may go on to fall for a long
+way: by ``g^2 / 2h`` along a direction with slope ``g`` and curvature ``h``. A quasi-Newton model
+does not know directions in which it has never gone. So the equation ``H x = -g`` is solved by
+conjugate gradients, whose products with the Hessian are differences of gradients; ``-g.x / 2`` is
+what a step to the minimum would gain if the objective were quadratic.
 """
 
 import math
@@ -45,16 +47,27 @@ class Objective:
         """Compute the value, in a way that the gradient can follow."""
         leaves = point.leaves(self._direct(point))
         with torch.enable_grad():
-            output = self.fun(self._matrix(point, leaves), *leaves[len(leaves) - len(point.others) :])
+            output = self.fun(
+                self._matrix(point, leaves), *leaves[len(leaves) - len(point.others) :]
+            )
         self.nfev += 1
-        if not isinstance(output, Tensor) or output.numel() != 1 or not output.requires_grad or output.is_complex():
-            found = describe(output) + (f" of shape {tuple(output.shape)}" if isinstance(output, Tensor) else "")
+        if (
+            not isinstance(output, Tensor)
+            or output.numel() != 1
+            or not output.requires_grad
+            or output.is_complex()
+        ):
+            found = describe(output) + (
+                f" of shape {tuple(output.shape)}" if isinstance(output, Tensor) else ""
+            )
             wanted = "one real number as a tensor that depends differentiably on S"
             raise TypeError(f"fun must return {wanted}, got {found}")
         return Evaluation(point, output.item(), output, leaves)
 
     def attempt(self, point: Point, step: Tensor) -> Evaluation | None:
-        """Compute the value after a step; ``None`` if the step, or the function there, leaves the finite numbers."""
+        """Compute the value after a step; ``None`` if the step, or the function there, leaves the
+        finite numbers.
+        """
         try:
             found = self.evaluate(point.move(step))
         except (FloatingPointError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
@@ -64,11 +77,15 @@ class Objective:
     def gradient(self, evaluation: Evaluation) -> Tensor:
         """Compute the gradient as a flat vector."""
         self.ngrad += 1
-        gradients = torch.autograd.grad(evaluation.output, evaluation.leaves, materialize_grads=True)
+        gradients = torch.autograd.grad(
+            evaluation.output, evaluation.leaves, materialize_grads=True
+        )
         return evaluation.point.flat(gradients, self._direct(evaluation.point))
 
     def _direct(self, point: Point) -> bool:
-        """Whether to differentiate with respect to the dense matrix itself, which is cheapest where possible."""
+        """Whether to differentiate with respect to the dense matrix itself, which is cheapest where
+        possible.
+        """
         return point.plain and not self.factored
 
     def _matrix(self, point: Point, leaves: list[Tensor]) -> TangentView | Tensor:
@@ -78,14 +95,17 @@ class Objective:
         return view if self.factored else view.dense()
 
 
-PRODUCTS = 10  # With the Hessian, and so gradients, that a look may take; one or two are enough for most problems
+# With the Hessian, and so gradients, that a look may take; one or two are enough for most problems
+PRODUCTS = 10
 
 
 @dataclass(frozen=True)
 class Prospect:
     """What is left."""
 
-    gain: float  # how far the objective is expected to fall; infinite where it is not convex, or flat to rounding
+    # how far the objective is expected to fall; infinite where it is not convex, or flat to
+    # rounding
+    gain: float
     step: Tensor  # how to get there; where the gain is infinite, a step of length one downhill
     certain: bool  # whether all directions that the gradient has a part in were looked at
 
@@ -96,21 +116,36 @@ class Prospect:
     def __str__(self) -> str:
         """Say it in words."""
         if math.isinf(self.gain):
-            return "the objective is flat here, or falls on along a direction in which the matrix is nearly singular"
+            return (
+                "the objective is flat here, or falls on along a direction in which the "
+                "matrix is nearly singular"
+            )
         more = "" if self.certain else " or more"
         return f"and its curvature promises a further decrease by {self.gain:.2g}{more}"
 
 
 def look_ahead(
-    objective: Objective, at: Evaluation, gradient: Tensor, solve: Callable[[Tensor], Tensor], enough: float
+    objective: Objective,
+    at: Evaluation,
+    gradient: Tensor,
+    solve: Callable[[Tensor], Tensor],
+    enough: float,
 ) -> Prospect:
     """Estimate how far the objective will fall."""
     ahead = _conjugate_gradients(objective, at, gradient, solve, enough)
-    return _at_the_boundary(objective, at, gradient, ahead, enough) if ahead.is_at_most(enough) else ahead
+    return (
+        _at_the_boundary(objective, at, gradient, ahead, enough)
+        if ahead.is_at_most(enough)
+        else ahead
+    )
 
 
 def _conjugate_gradients(
-    objective: Objective, at: Evaluation, gradient: Tensor, solve: Callable[[Tensor], Tensor], enough: float
+    objective: Objective,
+    at: Evaluation,
+    gradient: Tensor,
+    solve: Callable[[Tensor], Tensor],
+    enough: float,
 ) -> Prospect:
     short = max(enough / 10, gradient.norm().item() / 1000)
     step, gain, residual = torch.zeros_like(gradient), 0.0, -gradient
@@ -135,7 +170,9 @@ def _conjugate_gradients(
     return Prospect(gain, step, certain=False)
 
 
-def _hessian_times(objective: Objective, at: Evaluation, gradient: Tensor, direction: Tensor) -> Tensor | None:
+def _hessian_times(
+    objective: Objective, at: Evaluation, gradient: Tensor, direction: Tensor
+) -> Tensor | None:
     """Return the Hessian times a vector, by the difference to the gradient a little further on."""
     size = direction.norm().item() / torch.finfo(gradient.dtype).eps ** (1 / 3)
     found = objective.attempt(at.point, direction / size)
@@ -145,10 +182,11 @@ def _hessian_times(objective: Objective, at: Evaluation, gradient: Tensor, direc
 def _at_the_boundary(
     objective: Objective, at: Evaluation, gradient: Tensor, ahead: Prospect, enough: float
 ) -> Prospect:
-    """Look whether a matrix that is nearly singular should grow where it has shrunk, which short gradients hide.
+    """Look whether a matrix that is nearly singular should grow where it has shrunk, which short
+    gradients hide.
 
-    The slope along ``v v^T`` may be steep, ``v^T G v < 0``, and the gradient short all the same: a step of length one
-    multiplies what there is of ``S`` along ``v``, and that is next to nothing.
+    The slope along ``v v^T`` may be steep, ``v^T G v < 0``, and the gradient short all the same: a
+    step of length one multiplies what there is of ``S`` along ``v``, and that is next to nothing.
     """
     slope, direction = at.point.steepest_growth(gradient)
     if -slope <= enough:

@@ -14,14 +14,16 @@ from .tangent_view import TangentView
 class SPDParameter(nn.Module):
     """A learnable positive-definite matrix ``S = B Diag(d) B^T``.
 
-    Call the module to get the matrix, with differentiable ``matmul``, ``solve``, ``logdet``, ``dense``, ``trace``,
-    ``sample`` and ``log_prob`` (``TangentView``). Its parameters are coordinates around the current matrix, zero
-    until an optimizer changes them. The next call follows that step on the manifold and sets them to zero again.
-    Whatever the optimizer does, ``S`` stays positive definite, and momentum is carried along with it.
+    Call the module to get the matrix, with differentiable ``matmul``, ``solve``, ``logdet``,
+    ``dense``, ``trace``, ``sample`` and ``log_prob`` (``TangentView``). Its parameters are
+    coordinates around the current matrix, zero until an optimizer changes them. The next call
+    follows that step on the manifold and sets them to zero again. Whatever the optimizer does,
+    ``S`` stays positive definite, and momentum is carried along with it.
 
-    The step follows the affine-invariant metric: with ``torch.optim.SGD`` this is Riemannian gradient descent, with
-    momentum if wanted, at twice the paper's beta-2: ``SGD(lr=0.1)`` takes the steps of ``minimize_spd(lr=0.05)``.
-    Weight decay has no effect. ``torch.optim.LBFGS`` cannot be used, which expects parameters to stay where they are.
+    The step follows the affine-invariant metric: with ``torch.optim.SGD`` this is Riemannian
+    gradient descent, with momentum if wanted, at twice the paper's beta-2: ``SGD(lr=0.1)`` takes
+    the steps of ``minimize_spd(lr=0.05)``. Weight decay has no effect. ``torch.optim.LBFGS`` cannot
+    be used, which expects parameters to stay where they are.
 
     Examples:
         >>> covariance = SPDParameter(torch.eye(3))
@@ -35,7 +37,9 @@ class SPDParameter(nn.Module):
     """
 
     def __init__(self, S: SPD | Tensor, *, retraction: str | Retraction = "geodesic") -> None:
-        """Start from a tensor or a spectral matrix, which keeps its structure; as in ``minimize_spd``."""
+        """Start from a tensor or a spectral matrix, which keeps its structure; as in
+        ``minimize_spd``.
+        """
         super().__init__()
         self._template = Point.start(S, retraction)
         self.tangents = nn.ParameterList(nn.Parameter(leaf) for leaf in self._template.leaves())
@@ -59,7 +63,9 @@ class SPDParameter(nn.Module):
         point = self._template.with_blocks(blocks)
         step = torch.cat([tangent.flatten() for tangent in self.tangents])
         if not torch.isfinite(step).all():
-            raise ValueError("the optimizer has put NaN or infinity into the parameters of SPDParameter")
+            raise ValueError(
+                "the optimizer has put NaN or infinity into the parameters of SPDParameter"
+            )
         if step.any():
             point = point.move(step)
             for index, block in enumerate(point.blocks):
@@ -73,8 +79,13 @@ class SPDParameter(nn.Module):
         """Return a block with the values of this module's buffers."""
         eigs = self.get_buffer(f"eigs{index}")
         if isinstance(block, Matrix):
-            basis, orientation = self.get_buffer(f"basis{index}"), self.get_buffer(f"orientation{index}")
-            return Matrix.of(Full(basis, eigs), orientation, block.weight, block.unit, block.retraction)
+            basis, orientation = (
+                self.get_buffer(f"basis{index}"),
+                self.get_buffer(f"orientation{index}"),
+            )
+            return Matrix.of(
+                Full(basis, eigs), orientation, block.weight, block.unit, block.retraction
+            )
         assert isinstance(block, Positive)
         return replace(block, factor=Diagonal(eigs))
 
@@ -82,6 +93,10 @@ class SPDParameter(nn.Module):
 def _tensors(block: Block) -> dict[str, Tensor]:
     """Return what describes a block."""
     if isinstance(block, Matrix):
-        return {"basis": block.factor.basis, "eigs": block.factor.eigs, "orientation": block.orientation}
+        return {
+            "basis": block.factor.basis,
+            "eigs": block.factor.eigs,
+            "orientation": block.orientation,
+        }
     assert isinstance(block, Positive)
     return {"eigs": block.factor.eigs}

@@ -1,9 +1,11 @@
-"""Points of a product of spaces, and one flat vector of coordinates for all tangent vectors at all points.
+"""Points of a product of spaces, and one flat vector of coordinates for all tangent vectors at all
+points.
 
-A point consists of blocks: full factors, positive vectors (diagonal factors and the scale of a Kronecker product) and
-Euclidean tensors. The coordinates of a tangent vector are orthonormal, so that the dot product of two vectors is the
-affine-invariant metric, and they do not change when the vector is carried along to another point (parallel transport).
-Methods for Euclidean space, such as L-BFGS or momentum, therefore work on them as they are.
+A point consists of blocks: full factors, positive vectors (diagonal factors and the scale of a
+Kronecker product) and Euclidean tensors. The coordinates of a tangent vector are orthonormal, so
+that the dot product of two vectors is the affine-invariant metric, and they do not change when the
+vector is carried along to another point (parallel transport). Methods for Euclidean space, such as
+L-BFGS or momentum, therefore work on them as they are.
 """
 
 from __future__ import annotations
@@ -22,15 +24,28 @@ from ..core.curvature import factors_of
 from ..core.kronecker import Kronecker
 from ..core.matrices import SPD, Diagonal, Full, Identity
 from ..core.numerics import symmetrize
-from .retractions import RETRACTIONS, Retraction, check_frame, check_range, checked, decompose, geodesic, stretch
+from .retractions import (
+    RETRACTIONS,
+    Retraction,
+    check_frame,
+    check_range,
+    checked,
+    decompose,
+    geodesic,
+    stretch,
+)
 from .tangent_view import TangentView
 
 
 class Block:
-    """One of the spaces whose product a point lives in; by default flat, with the axes as eigenbasis."""
+    """One of the spaces whose product a point lives in; by default flat, with the axes as
+    eigenbasis.
+    """
 
     def leaf(self) -> Tensor:
-        """Return what to differentiate with respect to: coordinates, all zero, or a Euclidean tensor itself."""
+        """Return what to differentiate with respect to: coordinates, all zero, or a Euclidean
+        tensor itself.
+        """
         raise NotImplementedError
 
     def tangent(self, leaf: Tensor) -> Tensor:
@@ -38,7 +53,9 @@ class Block:
         return leaf
 
     def length(self, step: Tensor) -> Tensor:
-        """Return by how much a step, of the shape of ``leaf``, changes logarithms of eigenvalues at most."""
+        """Return by how much a step, of the shape of ``leaf``, changes logarithms of eigenvalues at
+        most.
+        """
         return step.new_zeros(())
 
     def move(self, step: Tensor) -> Block:
@@ -50,11 +67,15 @@ class Block:
         return vector
 
     def metrics(self, exponents: Tensor) -> Tensor:
-        """Return diagonal metrics in the eigenbasis, one for each of the exponents, shape ``(K, *leaf)``."""
+        """Return diagonal metrics in the eigenbasis, one for each of the exponents, shape ``(K,
+        *leaf)``.
+        """
         return torch.ones_like(self.leaf()).expand(len(exponents), *self.leaf().shape)
 
     def steepest_growth(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Return slope and direction of the change of rank one along which an objective falls most steeply."""
+        """Return slope and direction of the change of rank one along which an objective falls most
+        steeply.
+        """
         return gradient.new_zeros(()), torch.zeros_like(gradient)
 
 
@@ -62,9 +83,10 @@ class Block:
 class Matrix(Block):
     """A full factor ``S = F F^T``, by a frame ``F`` that is carried along as the matrix moves.
 
-    Coordinates are with respect to the frame, ``F e^X F^T``: along a geodesic, ``F e^(X/2)``, they are those of
-    parallel transport. The spectral form ``F = B D^1/2 O^T`` is computed, by a singular value decomposition, when
-    somebody asks for it, which a function of dense matrices does not.
+    Coordinates are with respect to the frame, ``F e^X F^T``: along a geodesic, ``F e^(X/2)``, they
+    are those of parallel transport. The spectral form ``F = B D^1/2 O^T`` is computed, by a
+    singular value decomposition, when somebody asks for it, which a function of dense matrices does
+    not.
     """
 
     frame: Tensor  # F, shape (*batch, n, n)
@@ -74,14 +96,18 @@ class Matrix(Block):
     known: tuple[Full, Tensor] | None = None  # the spectral form, if it is known already
 
     @classmethod
-    def of(cls, factor: Full, orientation: Tensor, weight: float, unit: bool, retraction: Retraction) -> Matrix:
+    def of(
+        cls, factor: Full, orientation: Tensor, weight: float, unit: bool, retraction: Retraction
+    ) -> Matrix:
         """Return the block of a matrix in spectral form."""
         frame = factor.basis * factor.eigs.sqrt()[..., None, :] @ orientation.mT
         return cls(frame, weight, unit, retraction, (factor, orientation))
 
     @cached_property
     def spectral(self) -> tuple[Full, Tensor]:
-        """The matrix and the orientation ``O``, by one singular value decomposition unless they are known."""
+        """The matrix and the orientation ``O``, by one singular value decomposition unless they are
+        known.
+        """
         return self.known or decompose(self.frame)
 
     @property
@@ -99,7 +125,9 @@ class Matrix(Block):
         return torch.zeros_like(self.frame)
 
     def in_frame(self, leaf: Tensor) -> Tensor:
-        """Return the symmetric ``X`` of a leaf with respect to the frame, without a trace if the determinant stays."""
+        """Return the symmetric ``X`` of a leaf with respect to the frame, without a trace if the
+        determinant stays.
+        """
         tangent = symmetrize(leaf) / self.weight
         if not self.unit:
             return tangent
@@ -111,7 +139,9 @@ class Matrix(Block):
         return self.frame @ self.frame.mT
 
     def pull_back(self, gradient: Tensor) -> Tensor:
-        """Return the gradient with respect to a leaf, given that with respect to the dense matrix."""
+        """Return the gradient with respect to a leaf, given that with respect to the
+        dense matrix.
+        """
         return self.in_frame(self.frame.mT @ gradient @ self.frame)
 
     def tangent(self, leaf: Tensor) -> Tensor:
@@ -127,11 +157,16 @@ class Matrix(Block):
         if self.retraction is geodesic:
             frame = check_frame(self.frame @ stretch(self.in_frame(step)))
             if self.unit:
-                frame = frame * (-torch.linalg.slogdet(frame)[1] / frame.shape[-1]).exp()[..., None, None]
+                frame = (
+                    frame
+                    * (-torch.linalg.slogdet(frame)[1] / frame.shape[-1]).exp()[..., None, None]
+                )
             return replace(self, frame=frame, known=None)
         factor, transport = checked(self.retraction, self.factor, self.tangent(step))
         factor = factor.with_unit_determinant() if self.unit else factor
-        return Matrix.of(factor, self.orientation @ transport, self.weight, self.unit, self.retraction)
+        return Matrix.of(
+            factor, self.orientation @ transport, self.weight, self.unit, self.retraction
+        )
 
     def to_eigenbasis(self, vector: Tensor, back: bool = False) -> Tensor:
         """Return ``O^T X O``, or ``O X O^T``."""
@@ -145,9 +180,13 @@ class Matrix(Block):
         return symmetrize(((a + c) * logs + (a - c) * logs.mT).exp())
 
     def steepest_growth(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``mean(d) v^T G v``, ``v`` the lowest eigenvector of ``G``, and ``F^-1 v v^T F^-T``, normalized."""
+        """Return ``mean(d) v^T G v``, ``v`` the lowest eigenvector of ``G``, and ``F^-1 v v^T
+        F^-T``, normalized.
+        """
         roots = self.factor.eigs.rsqrt()
-        dense = roots[..., :, None] * self.to_eigenbasis(gradient * self.weight) * roots[..., None, :]
+        dense = (
+            roots[..., :, None] * self.to_eigenbasis(gradient * self.weight) * roots[..., None, :]
+        )
         values, vectors = torch.linalg.eigh(dense)
         slopes = values[..., 0] * self.factor.eigs.mean(-1)
         worst = slopes == slopes.min()
@@ -208,7 +247,9 @@ class Euclidean(Block):
 
 
 def _centered_logs(factor: Full | Diagonal) -> Tensor:
-    """Return the logarithms of the eigenvalues, relative to their mean: metrics do not depend on units."""
+    """Return the logarithms of the eigenvalues, relative to their mean: metrics do not depend on
+    units.
+    """
     logs = factor.eigs.log()
     return logs - logs.mean(-1, keepdim=True)
 
@@ -218,10 +259,13 @@ class Point:
     """A matrix and ordinary tensors beside it."""
 
     like: SPD  # a matrix of the same structure
-    blocks: tuple[Block, ...]  # the scale of a Kronecker product, all factors that can move, the tensors
+    # The scale of a Kronecker product, all factors that can move, the tensors
+    blocks: tuple[Block, ...]
 
     @classmethod
-    def start(cls, S: SPD | Tensor, retraction: str | Retraction = "geodesic", name: str = "S") -> Point:
+    def start(
+        cls, S: SPD | Tensor, retraction: str | Retraction = "geodesic", name: str = "S"
+    ) -> Point:
         """Return a point with fresh frames and without Euclidean tensors."""
         S = _checked(S, name)
         follow = choose(retraction, RETRACTIONS, "retraction")
@@ -232,7 +276,9 @@ class Point:
         for factor, size in zip(factors_of(S), S.sizes, strict=True):
             weight = (total / size) ** 0.5
             if isinstance(factor, Full):
-                identity = torch.eye(size, dtype=factor.eigs.dtype, device=factor.eigs.device).expand_as(factor.basis)
+                identity = torch.eye(
+                    size, dtype=factor.eigs.dtype, device=factor.eigs.device
+                ).expand_as(factor.basis)
                 blocks.append(Matrix.of(factor, identity, weight, product, follow))
             elif not isinstance(factor, Identity):
                 blocks.append(Positive(factor, weight, product))
@@ -245,11 +291,16 @@ class Point:
     @cached_property
     def S(self) -> SPD:
         """The matrix."""
-        moved = iter([block.factor for block in self.blocks if isinstance(block, (Matrix, Positive))])
+        moved = iter(
+            [block.factor for block in self.blocks if isinstance(block, (Matrix, Positive))]
+        )
         if not isinstance(self.like, Kronecker):
             return next(moved)
         scale = next(moved).eigs[..., 0]
-        factors = (Identity(f.eigs.to(scale)) if isinstance(f, Identity) else next(moved) for f in self.like.factors)
+        factors = (
+            Identity(f.eigs.to(scale)) if isinstance(f, Identity) else next(moved)
+            for f in self.like.factors
+        )
         return Kronecker(scale, tuple(factors))
 
     @property
@@ -259,7 +310,9 @@ class Point:
 
     @property
     def plain(self) -> bool:
-        """Whether the matrix is one full factor, so that its dense form can be differentiated with respect to."""
+        """Whether the matrix is one full factor, so that its dense form can be differentiated with
+        respect to.
+        """
         return isinstance(self.blocks[0], Matrix)
 
     def leaves(self, dense: bool = False) -> list[Tensor]:
@@ -297,11 +350,17 @@ class Point:
         return self.with_blocks([block.move(part) for block, part in self._split(step)])
 
     def to_eigenbasis(self, vector: Tensor, back: bool = False) -> Tensor:
-        """Return flat coordinates in the eigenbases of the factors, or turn such coordinates back."""
-        return torch.cat([block.to_eigenbasis(part, back).flatten() for block, part in self._split(vector)])
+        """Return flat coordinates in the eigenbases of the factors, or turn such
+        coordinates back.
+        """
+        return torch.cat(
+            [block.to_eigenbasis(part, back).flatten() for block, part in self._split(vector)]
+        )
 
     def metrics(self, exponents: Tensor) -> Tensor:
-        """Return diagonal metrics in the eigenbases of the factors (``eigenstep.manifold.directions``)."""
+        """Return diagonal metrics in the eigenbases of the factors
+        (``eigenstep.manifold.directions``).
+        """
         return torch.cat([block.metrics(exponents).flatten(1) for block in self.blocks], 1)
 
     def steepest_growth(self, gradient: Tensor) -> tuple[float, Tensor]:
@@ -319,7 +378,10 @@ class Point:
 
     def _split(self, step: Tensor) -> list[tuple[Block, Tensor]]:
         parts = torch.split(step, [shape.numel() for shape in self._shapes])
-        return [(b, part.reshape(shape)) for b, part, shape in zip(self.blocks, parts, self._shapes, strict=True)]
+        return [
+            (b, part.reshape(shape))
+            for b, part, shape in zip(self.blocks, parts, self._shapes, strict=True)
+        ]
 
 
 def _checked(S: SPD | Tensor, name: str) -> SPD:
@@ -328,9 +390,14 @@ def _checked(S: SPD | Tensor, name: str) -> SPD:
         S = Full.from_dense(S.detach())
         worst = S.condition().max().item()
         if worst > 0.1 / torch.finfo(S.eigs.dtype).eps:
-            raise ValueError(f"{name} must be positive definite beyond rounding, but its condition is {worst:.3g}")
+            raise ValueError(
+                f"{name} must be positive definite beyond rounding, but its condition is "
+                f"{worst:.3g}"
+            )
     elif not isinstance(S, SPD):
-        raise TypeError(f"{name} must be a tensor, Full, Diagonal or Kronecker, got {type(S).__name__}")
+        raise TypeError(
+            f"{name} must be a tensor, Full, Diagonal or Kronecker, got {type(S).__name__}"
+        )
     check_finite(S.spectrum, f"the spectrum of {name}")
     check_positive(S.spectrum, name)
     return S.to(S.spectrum.dtype)

@@ -1,8 +1,10 @@
-"""A spectral matrix seen from its tangent space: a differentiable function of coordinates around itself.
+"""A spectral matrix seen from its tangent space: a differentiable function of coordinates around
+itself.
 
-Around ``S = B Diag(d) B^T`` every positive-definite matrix is ``B D^1/2 e^X D^1/2 B^T`` with one symmetric ``X``: the
-tangent coordinates, in which the affine-invariant metric at ``X = 0`` is the Frobenius norm. First derivatives with
-respect to ``X`` exist even where eigenvalues are equal and those of ``B`` and ``d`` do not.
+Around ``S = B Diag(d) B^T`` every positive-definite matrix is ``B D^1/2 e^X D^1/2 B^T`` with one
+symmetric ``X``: the tangent coordinates, in which the affine-invariant metric at ``X = 0`` is the
+Frobenius norm. First derivatives with respect to ``X`` exist even where eigenvalues are equal and
+those of ``B`` and ``d`` do not.
 """
 
 from __future__ import annotations
@@ -23,19 +25,21 @@ from ..core.numerics import contract, symmetrize
 class TangentView(SPD):
     """``S`` as a function of its tangent coordinates, to be differentiated at zero.
 
-    Differentiable: ``matmul``, ``solve``, ``dense``, ``logdet``, ``trace``, ``sample``, ``log_prob``, and functions of
-    ``spectrum`` that do not depend on the order of the eigenvalues. Not differentiable: ``rotate`` and ``unrotate``,
-    because eigenvectors of equal eigenvalues are not unique. Gradients are exact, second derivatives are not: powers of
-    ``S`` are expanded to first order in the coordinates.
+    Differentiable: ``matmul``, ``solve``, ``dense``, ``logdet``, ``trace``, ``sample``,
+    ``log_prob``, and functions of ``spectrum`` that do not depend on the order of the eigenvalues.
+    Not differentiable: ``rotate`` and ``unrotate``, because eigenvectors of equal eigenvalues are
+    not unique. Gradients are exact, second derivatives are not: powers of ``S`` are expanded to
+    first order in the coordinates.
     """
 
-    def __init__(self, base: SPD, tangents: Sequence[Tensor], log_scale: Tensor | None = None) -> None:
+    def __init__(
+        self, base: SPD, tangents: Sequence[Tensor], log_scale: Tensor | None = None
+    ) -> None:
         """Tie a matrix to its tangent coordinates, all of which are zero.
 
-        Args:
-            base: the matrix itself.
-            tangents: for each factor ``X``, shape ``(*batch, n, n)``, or logarithms, ``(*batch, n)``, if diagonal.
-            log_scale: for a Kronecker product, the logarithm of a factor to its scale, shape ``(*batch,)``.
+        Args: base: the matrix itself. tangents: for each factor ``X``, shape ``(*batch, n, n)``, or
+            logarithms, ``(*batch, n)``, if diagonal. log_scale: for a Kronecker product, the
+            logarithm of a factor to its scale, shape ``(*batch,)``.
         """
         self.base, self.tangents, self.log_scale = base, tuple(tangents), log_scale
 
@@ -65,7 +69,9 @@ class TangentView(SPD):
     def to(self, target: torch.dtype | torch.device | str) -> TangentView:
         """Return a copy in another number format or on another device."""
         log_scale = None if self.log_scale is None else self.log_scale.to(target)
-        return TangentView(self.base.to(target), [tangent.to(target) for tangent in self.tangents], log_scale)
+        return TangentView(
+            self.base.to(target), [tangent.to(target) for tangent in self.tangents], log_scale
+        )
 
     def logdet(self) -> Tensor:
         """Return the logarithm of the determinant, shape ``(*batch,)``."""
@@ -84,27 +90,43 @@ class TangentView(SPD):
     def dense(self, power: float = 1.0) -> Tensor:
         """Return ``S^power`` as an ordinary matrix, shape ``(*batch, N, N)``."""
         if isinstance(self.base, Full):  # two products instead of the three that events would take
-            return self.base.basis @ _power(self.base.eigs, self.tangents[0], power) @ self.base.basis.mT
+            return (
+                self.base.basis
+                @ _power(self.base.eigs, self.tangents[0], power)
+                @ self.base.basis.mT
+            )
         return super().dense(power)
 
     def sample(
-        self, lead: Sequence[int] = (), *, power: float = -1.0, generator: torch.Generator | None = None
+        self,
+        lead: Sequence[int] = (),
+        *,
+        power: float = -1.0,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw zero-mean Gaussian events with covariance ``S^power``, differentiable with respect to ``S``."""
+        """Draw zero-mean Gaussian events with covariance ``S^power``, differentiable with respect
+        to ``S``.
+        """
         like = self.base.spectrum
-        noise = torch.randn((*lead, *like.shape), generator=generator, dtype=like.dtype, device=like.device)
+        noise = torch.randn(
+            (*lead, *like.shape), generator=generator, dtype=like.dtype, device=like.device
+        )
         return self.matmul(noise, power / 2)
 
     def log_prob(self, x: Tensor, *, power: float = -1.0) -> Tensor:
         """Return the log density of events under the Gaussian that ``sample`` draws from."""
         axes = tuple(range(-len(self.sizes), 0))
         distance = (x * self.matmul(x, -power)).sum(axes)
-        return -0.5 * (distance + power * self.logdet() + math.prod(self.sizes) * math.log(2 * math.pi))
+        return -0.5 * (
+            distance + power * self.logdet() + math.prod(self.sizes) * math.log(2 * math.pi)
+        )
 
     def _grow(self, x: Tensor, power: float, eigenvalues_only: bool = False) -> Tensor:
         """Multiply events in the eigenbasis by ``Diag(d)^power`` and its first-order change."""
         factors, batch = factors_of(self.base), self.batch_shape
-        for axis, (factor, tangent) in enumerate(zip(factors, self.tangents, strict=True), start=-len(factors)):
+        for axis, (factor, tangent) in enumerate(
+            zip(factors, self.tangents, strict=True), start=-len(factors)
+        ):
             if isinstance(factor, Full) and not eigenvalues_only:
                 x = contract(x, _power(factor.eigs, tangent, power), axis, len(factors))
             else:
@@ -120,15 +142,19 @@ class TangentView(SPD):
 
 
 def _power(eigs: Tensor, tangent: Tensor, power: float) -> Tensor:
-    """Return ``(D^1/2 e^X D^1/2)^power`` to first order in ``X`` (the theorem of Daleckii and Krein).
+    """Return ``(D^1/2 e^X D^1/2)^power`` to first order in ``X`` (the theorem of Daleckii and
+    Krein).
 
-    The change is ``X_ij (d_i d_j)^(p/2) sinh(p r) / sinh(r)``, ``r = log(d_i / d_j) / 2``; if equal ``X_ij p d^p``.
+    The change is ``X_ij (d_i d_j)^(p/2) sinh(p r) / sinh(r)``, ``r = log(d_i / d_j) / 2``; if equal
+    ``X_ij p d^p``.
     """
     change = symmetrize(tangent)
     if power != 1:
         half = 0.5 * eigs.log()
         gap = half[..., :, None] - half[..., None, :]
         distinct = gap.abs() > torch.finfo(gap.dtype).eps
-        change = change * torch.where(distinct, (power * gap).sinh() / gap.sinh().where(distinct, 1.0), power)
+        change = change * torch.where(
+            distinct, (power * gap).sinh() / gap.sinh().where(distinct, 1.0), power
+        )
     roots = eigs.pow(power / 2)
     return torch.diag_embed(eigs.pow(power)) + roots[..., :, None] * change * roots[..., None, :]

@@ -1,4 +1,6 @@
-"""``Spectral.for_model``: parameter groups that follow from what a model's modules are, and from names."""
+"""``Spectral.for_model``: parameter groups that follow from what a model's modules are, and from
+names.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,19 @@ from .layout import MANY_ROWS
 from .spectral import Spectral
 
 FUSED = re.compile(r"(^|[._])(qkv|in_proj|c_attn|qkv_proj|wqkv)([._]|$)", re.IGNORECASE)
-"""Names of modules whose weights are queries, keys and values in one matrix, one below the other."""
-POSITIONS = re.compile(r"^(?!.*(rel|bias)).*(^|_)(pos|positions?|positional|posemb|wpe)(_|$)", re.IGNORECASE)
-"""Names of tables with a row for each place of a sequence or picture, but not for distances between places."""
+"""Names of modules whose weights are queries, keys and values in one matrix, one below the other.
+"""
+POSITIONS = re.compile(
+    r"^(?!.*(rel|bias)).*(^|_)(pos|positions?|positional|posemb|wpe)(_|$)", re.IGNORECASE
+)
+"""Names of tables with a row for each place of a sequence or picture, but not for distances between
+places.
+"""
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 FARTHER = 4
-"""So many times as far step tables of positions and few words: rows enter a network as they are, not multiplied."""
+"""So many times as far step tables of positions and few words: rows enter a network as they are,
+not multiplied.
+"""
 
 
 def for_model(
@@ -32,31 +41,33 @@ def for_model(
     patterns: Mapping[str, Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> Spectral:
-    """Set up the optimizer for a model, with groups by the kind of its modules; ``summary()`` tells what was chosen.
+    """Set up the optimizer for a model, with groups by the kind of its modules; ``summary()`` tells
+    what was chosen.
 
-    Embeddings of many rows step as in AdamW; positions, and embeddings of less than 1024 rows if tied to no layer,
-    have four times the learning rate. Fused projections (``nn.MultiheadAttention``, ``qkv``, ...) are a matrix each for
-    queries, keys and values (``model.config`` may tell the heads), and stacks named ``experts``; vectors do not decay.
+    Embeddings of many rows step as in AdamW; positions, and embeddings of less than 1024 rows if
+    tied to no layer, have four times the learning rate. Fused projections
+    (``nn.MultiheadAttention``, ``qkv``, ...) are a matrix each for queries, keys and values
+    (``model.config`` may tell the heads), and stacks named ``experts``; vectors do not decay.
 
-    Args:
-        cls: ``Spectral`` or a recipe.
-        model: the model; parameters that do not require gradients are left out.
-        lr: learning rate.
-        betas: as in the constructor.
-        weight_decay: as in the constructor.
-        patterns: options by patterns of names, ``{"head.*": {"lr": 1e-2}, ...}``; of several all count, the last most.
-        **options: any other argument of the constructor.
+    Args: cls: ``Spectral`` or a recipe. model: the model; parameters that do not require gradients
+        are left out. lr: learning rate. betas: as in the constructor. weight_decay: as in the
+        constructor. patterns: options by patterns of names, ``{"head.*": {"lr": 1e-2}, ...}``; of
+        several all count, the last most. **options: any other argument of the constructor.
     """
     groups: dict[str, dict[str, Any]] = {}
     seen: dict[Tensor, str] = {}
-    multiplied = {layer.weight for layer in model.modules() if isinstance(layer, (nn.Linear, _ConvNd))}
+    multiplied = {
+        layer.weight for layer in model.modules() if isinstance(layer, (nn.Linear, _ConvNd))
+    }
     for place, module in model.named_modules():
         for own, param in module.named_parameters(recurse=False):
             if param.requires_grad and param not in seen:
                 name = seen[param] = f"{place}.{own}".lstrip(".")
                 kind, special = _kind(name, module, param, getattr(model, "config", None))
                 few = isinstance(module, EMBEDDINGS) and len(param) < MANY_ROWS
-                placed = param.ndim > 1 and POSITIONS.search(name.removesuffix(".weight").rpartition(".")[2])
+                placed = param.ndim > 1 and POSITIONS.search(
+                    name.removesuffix(".weight").rpartition(".")[2]
+                )
                 if param not in multiplied and (few or placed):
                     kind, special = f"tables, {kind}", {**special, "lr": FARTHER * lr}
                 for pattern, more in (patterns or {}).items():
@@ -68,7 +79,10 @@ def for_model(
         raise ValueError("the model has no parameters that require gradients")
     for pattern in patterns or {}:
         if not any(fnmatchcase(name, pattern) for name in seen.values()):
-            raise ValueError(f"no parameter that is trained has a name like {pattern!r}; tied ones have their first")
+            raise ValueError(
+                f"no parameter that is trained has a name like {pattern!r}; tied ones have their "
+                "first"
+            )
     return cls(groups.values(), lr=lr, betas=betas, weight_decay=weight_decay, **options)
 
 
@@ -85,13 +99,17 @@ def _kind(name: str, module: nn.Module, param: Tensor, config: Any) -> tuple[str
     if "expert" in name.lower() and param.ndim == 3 - name.endswith("bias"):
         return "experts", {"batch_dims": 1}
     if param.ndim == 2 and FUSED.search(name):
-        axis = int(type(module).__name__ == "Conv1D")  # that of transformers multiplies from the right
+        # That of transformers multiplies from the right
+        axis = int(type(module).__name__ == "Conv1D")
         heads = getattr(config, "num_attention_heads", None) or 1
         shared = getattr(config, "num_key_value_heads", None) or heads
         each, rest = divmod(param.shape[axis], heads + 2 * shared)
         if not rest and each * shared > 1:
             sizes = (each * heads, each * shared, each * shared)
-            return f"fused {'+'.join(map(str, sizes))} {axis}", {"split_sizes": sizes, "split_dim": axis}
+            return f"fused {'+'.join(map(str, sizes))} {axis}", {
+                "split_sizes": sizes,
+                "split_dim": axis,
+            }
     return "matrices", {}
 
 

@@ -1,4 +1,6 @@
-"""What an optimizer can tell about itself: structure, cost, memory and spectra of parameters; numbers for loggers."""
+"""What an optimizer can tell about itself: structure, cost, memory and spectra of parameters;
+numbers for loggers.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +68,18 @@ def _layout_flops(layout: Layout, group: Mapping[str, Any], interval: int) -> fl
             continue
         product = 2 * entries * n  # the gradient, or anything of its size, times a basis
         cube = 2 * (layout.blocks if axis == 0 else 1) * n**3
-        # When bases turn: W, and turning momentum and direction; then the map, B Q, mending B, and the residual.
+        # When bases turn: W, and turning momentum and direction; then the map, B Q, mending B, and
+        # the residual.
         large = 1 + momentum + group["turn_first"]
-        maps = {"quadratic": 1, "truncated": 4, "exact": 4 / 3}.get(group["maps"], 1)  # at least one of a user's own
-        small = maps + 1 + mends_at(group, EARLY, 1) + mends_at(group, EARLY, 2) + (2 if group["residual"] else 0)
+        # At least one of a user's own
+        maps = {"quadratic": 1, "truncated": 4, "exact": 4 / 3}.get(group["maps"], 1)
+        small = (
+            maps
+            + 1
+            + mends_at(group, EARLY, 1)
+            + mends_at(group, EARLY, 2)
+            + (2 if group["residual"] else 0)
+        )
         total += rotations * product + (large * product + small * cube) / interval
     return total
 
@@ -79,7 +89,11 @@ def name_of(param: Tensor, groups: Sequence[Mapping[str, Any]]) -> str:
     for index, group in enumerate(groups):
         for place, other in enumerate(group["params"]):
             if other is param:
-                return str(group["param_names"][place]) if "param_names" in group else f"group {index} #{place}"
+                return (
+                    str(group["param_names"][place])
+                    if "param_names" in group
+                    else f"group {index} #{place}"
+                )
     return "unknown parameter"
 
 
@@ -101,18 +115,28 @@ def bytes_of(state: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
-def spectra_of(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, State]) -> dict[str, dict[str, Any]]:
-    """Return eigenvalues, condition number and speed of each axis of all parameters with a basis here, by name.
+def spectra_of(
+    groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, State]
+) -> dict[str, dict[str, Any]]:
+    """Return eigenvalues, condition number and speed of each axis of all parameters with a basis
+    here, by name.
 
-    Where blocks of a side differ in length, each length has an entry of its own, whose name ends with its number.
+    Where blocks of a side differ in length, each length has an entry of its own, whose name ends
+    with its number.
     """
     spectra = {}
     for param in (param for group in groups for param in group["params"]):
         state = states.get(param, {})
         ends = sorted(name.removeprefix("scale") for name in state if name.startswith("scale"))
-        for end in ends if any(name.startswith("basis") and len(basis) for name, basis in state.items()) else []:
+        for end in (
+            ends
+            if any(name.startswith("basis") and len(basis) for name, basis in state.items())
+            else []
+        ):
             found: dict[str, Any] = {"scale": state[f"scale{end}"].double().square()}
-            for axis in range(sum(name.startswith("eigs_") and name.endswith(end) for name in state)):
+            for axis in range(
+                sum(name.startswith("eigs_") and name.endswith(end) for name in state)
+            ):
                 eigs = state[f"eigs_{axis}{end}"].flatten(1)
                 found[f"eigenvalues_{axis}"] = eigs.sort(descending=True).values
                 found[f"condition_{axis}"] = eigs.amax(-1) / eigs.amin(-1)
@@ -131,7 +155,8 @@ def candidate_of(group: dict[str, Any], param: Tensor) -> Candidate:
     return Candidate(param, plan, costs, state["step" + suffix(plan, 0)].dtype, describe(param))
 
 
-Sizes = dict[Tensor, tuple[Tensor, Tensor]]  # Norms of each parameter's newest gradient and update, on the device
+# Norms of each parameter's newest gradient and update, on the device
+Sizes = dict[Tensor, tuple[Tensor, Tensor]]
 Steps = Iterator[tuple[list[Tensor], list[Tensor]]]  # Parameters, and where they go
 
 
@@ -147,11 +172,17 @@ def noted(sizes: Sizes, steps: Steps, gradients: Mapping[Tensor, Tensor], lr: An
 def metrics_of(
     groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, State], sizes: Sizes, skipped: int
 ) -> dict[str, float]:
-    """Return all numbers, with the ``sizes`` that ``noted`` took down; they are read from the device in one piece."""
-    counts = {"steps": max((group["count"] for group in groups), default=0), "skipped_steps": skipped}
+    """Return all numbers, with the ``sizes`` that ``noted`` took down; they are read from the
+    device in one piece.
+    """
+    counts = {
+        "steps": max((group["count"] for group in groups), default=0),
+        "skipped_steps": skipped,
+    }
     found: dict[str, Tensor] = {}
     for param in (param for group in groups for param in group["params"] if param.numel()):
-        own = name_of(param, groups).replace(" #", ".")  # some loggers refuse other signs than these
+        # Some loggers refuse other signs than these
+        own = name_of(param, groups).replace(" #", ".")
         found[f"weight_norm/{own}"] = torch.linalg.vector_norm(local(param.detach()))
         if param in sizes:
             found[f"gradient_norm/{own}"], found[f"update_norm/{own}"] = sizes[param]
@@ -165,5 +196,7 @@ def metrics_of(
     if not found:
         return counts
     first = next(iter(found.values()))
-    numbers = torch.stack([number.to(first.device, torch.float32) for number in found.values()]).tolist()
+    numbers = torch.stack(
+        [number.to(first.device, torch.float32) for number in found.values()]
+    ).tolist()
     return {**dict(zip(found, numbers, strict=True)), **counts}

@@ -19,7 +19,8 @@ from .state import Rates, Rule, State, new_state
 from .storage import home, packed, rounded
 
 Group = Mapping[str, Any]
-Work = Sequence[tuple[dict[str, Any], list[Tensor]]]  # Parameter groups, each with those that have gradients
+# Parameter groups, each with those that have gradients
+Work = Sequence[tuple[dict[str, Any], list[Tensor]]]
 
 CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "eigenvalues": ("corrected", "kronecker"),
@@ -38,27 +39,59 @@ RANGES: Mapping[str, tuple[float, float]] = {
 POSITIVE: Mapping[str, float] = {"root": float("inf"), "clip": float("inf"), "basis_lr": 2.0}
 """Options that must be greater than 0 (if not ``None``), and their upper limits."""
 LONGEST_VECTOR = 2**19  # What has more entries on a single axis is no bias
-LEAST_DAMPING = 1e-12  # Relative, of products of eigenvalues: with less, sparse gradients lead to steps of any length
+# Relative, of products of eigenvalues: with less, sparse gradients lead to steps of any length
+LEAST_DAMPING = 1e-12
 CUSTOM_PREFIX = "custom: "
 CUSTOM = ("rotation", "maps")  # Options that may be functions of the user's own instead of names
-SCHEDULED = {"lr_scale", "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
+SCHEDULED = {
+    "lr_scale",
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "swa_lr",
+    "base_momentum",
+    "max_momentum",
+}
 FOREIGN = {"params", "param_names", "count", "use_fallback", "name", *SCHEDULED}
-"""What else a parameter group may hold: what torch, learning-rate schedulers and trainers put there."""
+"""What else a parameter group may hold: what torch, learning-rate schedulers and trainers put
+there.
+"""
 POSTERIOR = {"ess", "batch_size", "prior_precision", "curvature", "antithetic", "seed"}
 """What all groups of a posterior hold beside that."""
-GO, SKIP, RAISE = range(3)  # What to do about the gradients of a step: take it, leave it out, or raise an error
-LAYOUT = ("structure", "max_dim", "max_ratio", "batch_dims", "split_sizes", "num_heads", "split_dim")
+# What to do about the gradients of a step: take it, leave it out, or raise an error
+GO, SKIP, RAISE = range(3)
+LAYOUT = (
+    "structure",
+    "max_dim",
+    "max_ratio",
+    "batch_dims",
+    "split_sizes",
+    "num_heads",
+    "split_dim",
+)
 fixed = itemgetter(*LAYOUT)
-"""Options that decide how a parameter is laid out, and what returns them; they are fixed once it has state."""
-OTHERS = ("lr", "weight_decay", "betas", "interval", "nesterov", "basis_dtype", "state_dtype")  # In no other list
+"""Options that decide how a parameter is laid out, and what returns them; they are fixed once it
+has state.
+"""
+# In no other list
+OTHERS = ("lr", "weight_decay", "betas", "interval", "nesterov", "basis_dtype", "state_dtype")
 LEARNING = ("relative_damping", "eigenvalues_wait", "turn_first", "reorthonormalize", "residual")
-FLAGS = (*LEARNING, "stochastic_rounding", "maximize", "capturable", "cautious_weight_decay", "offload")
+FLAGS = (
+    *LEARNING,
+    "stochastic_rounding",
+    "maximize",
+    "capturable",
+    "cautious_weight_decay",
+    "offload",
+)
 TORCH: Mapping[str, str] = {
     "amsgrad": "its second moments can fall again",
     "differentiable": "its steps have no gradient",
 }
 """Options of torch's optimizers that Spectral takes only as ``False``, and why."""
-OPTIONS = tuple(sorted({*CHOICES, *RANGES, *POSITIVE, *FLAGS, *LAYOUT, *OTHERS, *TORCH, "foreach", "fused"}))
+OPTIONS = tuple(
+    sorted({*CHOICES, *RANGES, *POSITIVE, *FLAGS, *LAYOUT, *OTHERS, *TORCH, "foreach", "fused"})
+)
 
 
 def check_group(group: Mapping[str, Any]) -> None:
@@ -73,7 +106,9 @@ def check_group(group: Mapping[str, Any]) -> None:
             continue
         if not isinstance(group[name], (str, type(None))) or group[name] not in choices:
             also = " or a function" if name in CUSTOM else ""
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}{also}, got {group[name]!r}")
+            raise ValueError(
+                f"{name} must be one of {', '.join(map(repr, choices))}{also}, got {group[name]!r}"
+            )
     betas = group["betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise ValueError(f"betas must be a pair of numbers, got {betas!r}")
@@ -99,7 +134,9 @@ def check_group(group: Mapping[str, Any]) -> None:
     for name, reason in TORCH.items():
         if group[name]:
             raise ValueError(f"Spectral cannot do {name}=True: {reason}; leave it out")
-    if group["max_dim"] is not None and (not isinstance(group["max_dim"], int) or group["max_dim"] < 1):
+    if group["max_dim"] is not None and (
+        not isinstance(group["max_dim"], int) or group["max_dim"] < 1
+    ):
         raise ValueError(f"max_dim must be a whole number, at least 1, got {group['max_dim']!r}")
     interval_at(group["interval"], 0)
     _check_fused(group)
@@ -108,19 +145,31 @@ def check_group(group: Mapping[str, Any]) -> None:
             also = ", bfloat16 or int8" if more else " or bfloat16"
             raise ValueError(f"{name} must be None, float64, float32{also}, got {group[name]!r}")
     _check_rotations(group)
-    if group["damping"] == 0 and group["eigenvalues"] == "kronecker" and not group["relative_damping"]:
+    if (
+        group["damping"] == 0
+        and group["eigenvalues"] == "kronecker"
+        and not group["relative_damping"]
+    ):
         raise ValueError(
-            'damping must be greater than 0 for eigenvalues="kronecker" with relative_damping=False: without any, '
+            'damping must be greater than 0 for eigenvalues="kronecker" with '
+            "relative_damping=False: without any, "
             "directions that have hardly seen a gradient get steps of any length"
         )
-    if group["capturable"] and (group["interval"] != 1 or group["nonfinite"] != "ignore" or group["offload"]):
-        raise ValueError('capturable=True needs interval=1, nonfinite="ignore" and offload=False, which need no host')
+    if group["capturable"] and (
+        group["interval"] != 1 or group["nonfinite"] != "ignore" or group["offload"]
+    ):
+        raise ValueError(
+            'capturable=True needs interval=1, nonfinite="ignore" and offload=False, which need no '
+            "host"
+        )
 
 
 def _check_fused(group: Group) -> None:
     """Raise unless the options that say which matrices a parameter holds are possible."""
     if group["batch_dims"] is not None and not _is_count(group["batch_dims"], 0):
-        raise ValueError(f"batch_dims must be None or a whole number of axes, got {group['batch_dims']!r}")
+        raise ValueError(
+            f"batch_dims must be None or a whole number of axes, got {group['batch_dims']!r}"
+        )
     if group["split_dim"] not in (0, 1):
         raise ValueError(f"split_dim must be 0 or 1, got {group['split_dim']!r}")
     for name in ("split_sizes", "num_heads"):
@@ -136,17 +185,27 @@ def _is_count(value: object, least: int) -> bool:
 
 
 def check_parameters(group: Mapping[str, Any], distributed: bool) -> None:
-    """Raise unless all parameters of a group can be stepped, by ranks that may share the work if ``distributed``."""
+    """Raise unless all parameters of a group can be stepped, by ranks that may share the work if
+    ``distributed``.
+    """
     for param in group["params"]:
         if hasattr(param, "device_mesh") and not distributed:
-            raise ValueError("DTensor parameters cannot be stepped with distributed=False: pass distributed=True")
+            raise ValueError(
+                "DTensor parameters cannot be stepped with distributed=False: pass distributed=True"
+            )
         if param.numel():
             plan_of(group, param)  # raises if there is none
-    flat = [param.numel() for param in group["params"] if param.ndim == 1 and param.numel() > LONGEST_VECTOR]
+    flat = [
+        param.numel()
+        for param in group["params"]
+        if param.ndim == 1 and param.numel() > LONGEST_VECTOR
+    ]
     if flat and group["structure"] != "diagonal":
         warnings.warn(
-            f"a vector of {max(flat):,} entries looks like matrices in a row, as DeepSpeed ZeRO and FSDP1 make: it "
-            "steps as in AdamW, for its matrices cannot be seen. Use DDP or FSDP2 (fully_shard), which keep them, or "
+            f"a vector of {max(flat):,} entries looks like matrices in a row, as DeepSpeed ZeRO "
+            "and FSDP1 make: it "
+            "steps as in AdamW, for its matrices cannot be seen. Use DDP or FSDP2 (fully_shard), "
+            "which keep them, or "
             'pass structure="diagonal" if this is meant',
             stacklevel=4,
         )
@@ -158,7 +217,11 @@ def _check_names(group: Mapping[str, Any]) -> None:
     for name in group:
         if name not in OPTIONS and name not in known:
             near = difflib.get_close_matches(str(name), OPTIONS, 1, 0.7)
-            hint = f"did you mean {near[0]}?" if near else "Spectral has no such option for parameter groups"
+            hint = (
+                f"did you mean {near[0]}?"
+                if near
+                else "Spectral has no such option for parameter groups"
+            )
             raise ValueError(f"unknown option {name!r} in a parameter group: {hint}")
 
 
@@ -177,25 +240,33 @@ def _check_rotations(group: Mapping[str, Any]) -> None:
     """Raise if rotations could be so long that bases lose their orthogonality."""
     basis_lr, normalized = group["basis_lr"], group["rotation"] == "normalized"
     if basis_lr is not None and basis_lr > 1 and not normalized:
-        raise ValueError(f'basis_lr must be at most 1, or below 2 for rotation="normalized", got {basis_lr}')
+        raise ValueError(
+            f'basis_lr must be at most 1, or below 2 for rotation="normalized", got {basis_lr}'
+        )
     if basis_lr == 2:
         raise ValueError("basis_lr must be less than 2, got 2")
-    # Quadratic maps stretch by up to sqrt(1 + 4 |N|^4), and Newton-Schulz steps come back from below sqrt(3). That is
-    # always so: the norm is at most 0.5, or basis_lr / sqrt(8) < 1 / sqrt(2) for normalized generators, whose Frobenius
-    # norm is basis_lr / 2, of which a skew-symmetric matrix has half in each of two equal singular values or more.
+    # Quadratic maps stretch by up to sqrt(1 + 4 |N|^4), and Newton-Schulz steps come back from
+    # below sqrt(3). That is always so: the norm is at most 0.5, or basis_lr / sqrt(8) < 1 / sqrt(2)
+    # for normalized generators, whose Frobenius norm is basis_lr / 2, of which a skew-symmetric
+    # matrix has half in each of two equal singular values or more.
     if group["maps"] == "quadratic" and not group["reorthonormalize"]:
         raise ValueError(
-            'reorthonormalize must be True for maps="quadratic", which stretch bases a little at every turn: use '
+            'reorthonormalize must be True for maps="quadratic", which stretch bases a little at '
+            "every turn: use "
             'maps="truncated" or "exact" to do without'
         )
 
 
 EARLY = 100
-"""Eigenvectors change ever more slowly, so gaps between turns begin at one step and grow by one in so many steps."""
+"""Eigenvectors change ever more slowly, so gaps between turns begin at one step and grow by one in
+so many steps.
+"""
 
 
 def turns_at(group: Mapping[str, Any], count: int) -> bool:
-    """Tell whether bases turn after so many steps. Schedules, and intervals with ``start=0``, hold to the letter."""
+    """Tell whether bases turn after so many steps. Schedules, and intervals with ``start=0``, hold
+    to the letter.
+    """
     interval = group["interval"]
     if isinstance(interval, int):
         return count % (min(interval, 1 + count // EARLY) if group["start"] > 0 else interval) == 0
@@ -203,16 +274,28 @@ def turns_at(group: Mapping[str, Any], count: int) -> bool:
 
 
 def interval_at(interval: Any, count: int) -> int:
-    """Return how many steps go by between turns, at a given step of a fixed interval or a schedule."""
-    schedule = [(0, interval)] if isinstance(interval, int) and not isinstance(interval, bool) else interval
+    """Return how many steps go by between turns, at a given step of a fixed interval or
+    a schedule.
+    """
+    schedule = (
+        [(0, interval)]
+        if isinstance(interval, int) and not isinstance(interval, bool)
+        else interval
+    )
     try:
         pairs = [(int(start), int(every)) for start, every in schedule]
     except (TypeError, ValueError):
         pairs = []
     starts = [start for start, _ in pairs]
-    if not pairs or starts[0] != 0 or starts != sorted(set(starts)) or any(every < 1 for _, every in pairs):
+    if (
+        not pairs
+        or starts[0] != 0
+        or starts != sorted(set(starts))
+        or any(every < 1 for _, every in pairs)
+    ):
         raise ValueError(
-            "interval must be a positive integer, or pairs (first step, interval) in rising order from step 0, such as "
+            "interval must be a positive integer, or pairs (first step, interval) in rising order "
+            "from step 0, such as "
             f"[(0, 1), (1000, 4)], got {interval!r}"
         )
     return [every for start, every in pairs if start <= count][-1]
@@ -224,15 +307,22 @@ def check_gradient(param: Tensor) -> None:
     assert gradient is not None
     if gradient.layout != torch.strided:
         raise TypeError(
-            f"a gradient of shape {tuple(gradient.shape)} is sparse; Spectral needs dense gradients "
+            f"a gradient of shape {tuple(gradient.shape)} is sparse; Spectral needs dense "
+            "gradients "
             "(for torch.nn.Embedding, pass sparse=False)"
         )
     if not gradient.is_floating_point():
-        raise TypeError(f"gradients must be real floating point, got {gradient.dtype}; view complex weights as real")
+        raise TypeError(
+            f"gradients must be real floating point, got {gradient.dtype}; view complex weights as "
+            "real"
+        )
 
 
-def nonfinite(work: Work, samples: Mapping[Tensor, Tensor], gradient: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """Return ``GO``, ``SKIP`` or ``RAISE`` as a tensor, so that nothing waits for the device; ``None`` if all goes.
+def nonfinite(
+    work: Work, samples: Mapping[Tensor, Tensor], gradient: Callable[[Tensor], Tensor]
+) -> Tensor | None:
+    """Return ``GO``, ``SKIP`` or ``RAISE`` as a tensor, so that nothing waits for the device;
+    ``None`` if all goes.
 
     Looked at are curvature that was given, and ``gradient(parameter)``, what is here of it.
     """
@@ -264,7 +354,8 @@ def nonfinite_sentence(names: Sequence[str], curvature: bool) -> str:
     """Say which gradients are not finite; if none, the curvature that was given may be to blame."""
     where = names[:5] or ["the curvature" if curvature else "a parameter on another rank"]
     return (
-        f"gradient of {', '.join(where)} has NaN or infinite entries; nothing was changed. Lower the learning rate, "
+        f"gradient of {', '.join(where)} has NaN or infinite entries; nothing was changed. Lower "
+        "the learning rate, "
         'clip gradients, or pass nonfinite="skip" to skip such steps'
     )
 
@@ -278,18 +369,25 @@ def plan_of(group: Group, param: Tensor) -> Plan:
 def mends_at(group: Group, count: int, turns: int) -> bool:
     """Tell whether bases are mended at a turn, every second time wherever that is enough.
 
-    Quadratic maps of generators of a norm up to 0.5 stretch bases by at most ``sqrt(1 + 4 |N|^4)``, two turns by 1.25,
-    and Newton-Schulz steps come back from below ``sqrt(3)``. Normalized generators may be longer, other maps are exact
-    enough to be held to it or the user's own, a CUDA graph takes one step for ever. Turns are the parameter's own.
+    Quadratic maps of generators of a norm up to 0.5 stretch bases by at most ``sqrt(1 + 4 |N|^4)``,
+    two turns by 1.25, and Newton-Schulz steps come back from below ``sqrt(3)``. Normalized
+    generators may be longer, other maps are exact enough to be held to it or the user's own, a CUDA
+    graph takes one step for ever. Turns are the parameter's own.
     """
     early = isinstance(group["interval"], int) and group["start"] > 0 and count < EARLY
-    always = group["maps"] != "quadratic" or group["rotation"] == "normalized" or group["capturable"]
+    always = (
+        group["maps"] != "quadratic" or group["rotation"] == "normalized" or group["capturable"]
+    )
     return bool(group["reorthonormalize"] and (always or early or turns % 2 == 0))
 
 
 def rule_of(group: Group, turns: int = 0) -> Rule:
-    """Return what decides what a step computes; ``turns`` is the number of the turn, if it turns bases."""
-    options = dict(zip(Rule.__dataclass_fields__, itemgetter(*Rule.__dataclass_fields__)(group), strict=True))
+    """Return what decides what a step computes; ``turns`` is the number of the turn, if it turns
+    bases.
+    """
+    options = dict(
+        zip(Rule.__dataclass_fields__, itemgetter(*Rule.__dataclass_fields__)(group), strict=True)
+    )
     return Rule(**{**options, "reorthonormalize": mends_at(group, group["count"] - 1, turns)})
 
 
@@ -297,13 +395,17 @@ def rates_of(group: Group, like: Tensor) -> Rates:
     """Return the numbers of a step, in the number format and on the device of a tensor."""
     beta1, beta2 = group["betas"]
     basis = 1 - beta2 if group["basis_lr"] is None else group["basis_lr"]
-    floor = LEAST_DAMPING if group["eigenvalues"] == "kronecker" and group["relative_damping"] else 0.0
+    floor = (
+        LEAST_DAMPING if group["eigenvalues"] == "kronecker" and group["relative_damping"] else 0.0
+    )
     # Filled in on the device: copying a number to it would wait for it.
     number = partial(torch.full, (), dtype=like.dtype, device=like.device)
     return Rates(*map(number, (beta1, beta2, basis, max(floor, group["damping"]))))
 
 
-def initial_state(group: Group, param: Tensor, plan: Plan, device: torch.device | str | None = None) -> State:
+def initial_state(
+    group: Group, param: Tensor, plan: Plan, device: torch.device | str | None = None
+) -> State:
     """Return the state of a parameter before its first step."""
     wide = torch.float64 if param.dtype == torch.float64 else torch.float32
     eight = group["state_dtype"] == torch.int8
@@ -320,7 +422,13 @@ def initial_state(group: Group, param: Tensor, plan: Plan, device: torch.device 
             basis_dtype=group["basis_dtype"] or (torch.bfloat16 if eight else dtype),
             device=torch.device(device or param.device),
         )
-        own = packed(own) if eight else rounded(own) if group["state_dtype"] is None and "scale" in own else own
+        own = (
+            packed(own)
+            if eight
+            else rounded(own)
+            if group["state_dtype"] is None and "scale" in own
+            else own
+        )
         for name, tensor in own.items():
             place = home(name, tensor.device, group["offload"] and device is None)
             found[name + suffix(plan, index)] = tensor.to(place)

@@ -1,10 +1,12 @@
-"""Checkpoints without bases: in their place one matrix of the weights' shape, from which they are learned anew.
+"""Checkpoints without bases: in their place one matrix of the weights' shape, from which they are
+learned anew.
 
-It is a portrait of the curvature, ``P = B0[:, :r] Diag(4, ..., 1) B1[:, :r]^T`` with ``r = min(n0, n1)`` and columns in
-the order of eigenvalues, in two bytes per entry. Bases are the eigenvectors of ``P P^T`` and ``P^T P``, but for the
-least directions of a longer side. Even distances make them easy to tell apart: the core's own ``update`` finds them in
-20 turns, whatever their number. Second moments keep to the same order, also in two bytes; momentum is saved in the
-weights' own coordinates, for the signs of eigenvectors are lost.
+It is a portrait of the curvature, ``P = B0[:, :r] Diag(4, ..., 1) B1[:, :r]^T`` with ``r = min(n0,
+n1)`` and columns in the order of eigenvalues, in two bytes per entry. Bases are the eigenvectors of
+``P P^T`` and ``P^T P``, but for the least directions of a longer side. Even distances make them
+easy to tell apart: the core's own ``update`` finds them in 20 turns, whatever their number. Second
+moments keep to the same order, also in two bytes; momentum is saved in the weights' own
+coordinates, for the signs of eigenvectors are lost.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def without_bases(state: State) -> State:
         for axis, basis in bases.items():
             eigs = own[f"eigs_{axis}"]
             order = eigs.argsort(dim=-1, descending=True)
-            sides.append(torch.take_along_dim(basis.to(eigs.dtype), order[..., None, :], -1)[..., :rank])
+            sides.append(
+                torch.take_along_dim(basis.to(eigs.dtype), order[..., None, :], -1)[..., :rank]
+            )
             own[f"eigs_{axis}"] = _sorted(eigs, order, -1, rank)
             if MOMENT in own:
                 own[MOMENT] = _sorted(own[MOMENT], order.unsqueeze(-1 - axis), axis - 2, rank)
@@ -45,29 +49,42 @@ def without_bases(state: State) -> State:
         sizes = torch.linspace(LARGEST, 1.0, rank, dtype=sides[0].dtype, device=sides[0].device)
         found[PORTRAIT + end] = (sides[0] * sizes @ sides[1].mT).bfloat16()
         if MOMENT in own and found[MOMENT + end].is_floating_point():
-            found[MOMENT + end] = found[MOMENT + end].clamp_max(torch.finfo(torch.bfloat16).max).bfloat16()
+            found[MOMENT + end] = (
+                found[MOMENT + end].clamp_max(torch.finfo(torch.bfloat16).max).bfloat16()
+            )
         for name in (name for name in kept if name.startswith(BASES)):
             del found[name + end]
     return found
 
 
 def with_bases(state: State, expected: State) -> State:
-    """Undo ``without_bases``; ``expected`` is the state of all units as it should be, nothing without portraits."""
+    """Undo ``without_bases``; ``expected`` is the state of all units as it should be, nothing
+    without portraits.
+    """
     found, like = dict(state), next(iter(state.values()))
     for name, value in expected.items():
         missing = torch.zeros(len(like), *value.shape[1:], dtype=value.dtype, device=like.device)
-        found[name] = state[name].to(value.dtype) if name.startswith(MOMENT) else state.get(name, missing)
+        found[name] = (
+            state[name].to(value.dtype) if name.startswith(MOMENT) else state.get(name, missing)
+        )
     for end, kept in _matrices(found) if expected else ():
-        seen = found.pop(PORTRAIT + end).to(kept["scale"].dtype).clamp(-LARGEST, LARGEST)  # whatever a file holds
+        # Whatever a file holds
+        seen = found.pop(PORTRAIT + end).to(kept["scale"].dtype).clamp(-LARGEST, LARGEST)
         if not len(seen):  # other ranks step them
             continue
         own, rows = opened(kept, seen.device), seen.flatten(1, 2)[:, None]
         bases = {0: _eigenvectors(seen @ seen.mT), 1: _eigenvectors(rows.mT @ rows)}
         own |= {f"basis_{axis}": basis for axis, basis in bases.items()}
-        own |= {name: torch.diag_embed(own[f"eigs_{name[-1]}"]) for name in own if name.startswith("residual")}
+        own |= {
+            name: torch.diag_embed(own[f"eigs_{name[-1]}"])
+            for name in own
+            if name.startswith("residual")
+        }
         if "momentum" in own:
             own["momentum"] = rotate(own["momentum"], bases)
-        if "momentum" in own and MOMENT in own:  # as in every turn, second moments stay above the momentum's square
+        if (
+            "momentum" in own and MOMENT in own
+        ):  # as in every turn, second moments stay above the momentum's square
             scale = torch.where(own["scale"] > 0, own["scale"], torch.inf).view(-1, 1, 1, 1)
             own[MOMENT] = torch.maximum(own[MOMENT], (own["momentum"] / scale).square())
         close(kept, own, own["step"])
@@ -75,7 +92,9 @@ def with_bases(state: State, expected: State) -> State:
 
 
 def _sorted(x: Tensor, order: Tensor, axis: int, rank: int) -> Tensor:
-    """Return entries in order along an axis; beyond the rank, where directions will be any, all are their mean."""
+    """Return entries in order along an axis; beyond the rank, where directions will be any, all are
+    their mean.
+    """
     x = torch.take_along_dim(x, order, axis)
     tail = x.narrow(axis, rank, x.shape[axis] - rank)
     tail.copy_(tail.mean(axis, keepdim=True))
@@ -91,6 +110,8 @@ def _eigenvectors(gram: Tensor) -> Tensor:
 
 
 def _matrices(state: State) -> list[tuple[str, State]]:
-    """Return what the names of the state of each matrix with two bases end with, and its state without these ends."""
+    """Return what the names of the state of each matrix with two bases end with, and its state
+    without these ends.
+    """
     ends = [name.removeprefix("basis_1") for name in state if name.startswith("basis_1")]
     return [(end, own_state(state, end)) for end in ends if "eigs_2" + end not in state]

@@ -1,20 +1,24 @@
-"""The arithmetic of a Gaussian posterior: draws from it, and how its precision learns from gradients at the draws.
+"""The arithmetic of a Gaussian posterior: draws from it, and how its precision learns from
+gradients at the draws.
 
-The posterior of a stack of weights is ``N(mu, (lambda S)^-1)``, with the effective number of examples ``lambda`` and
-the curvature ``S`` of the optimizer's kernel. It is best where ``S`` is the mean over the posterior of the Hessian of
-the loss (of one example), plus ``delta / lambda`` for a prior of precision ``delta``.
+The posterior of a stack of weights is ``N(mu, (lambda S)^-1)``, with the effective number of
+examples ``lambda`` and the curvature ``S`` of the optimizer's kernel. It is best where ``S`` is the
+mean over the posterior of the Hessian of the loss (of one example), plus ``delta / lambda`` for a
+prior of precision ``delta``.
 
-Squared gradients need nothing here: the kernel learns the Fisher matrix from ``sqrt(B) g`` of ``B`` examples.
+Squared gradients need nothing here: the kernel learns the Fisher matrix from ``sqrt(B) g`` of ``B``
+examples.
 
-Gradients at draws ``w = mu + x`` tell more (the reparametrization trick): ``E[lambda S x g(w)^T]`` is the mean Hessian,
-whatever its signs are. Written for ``z = (lambda S)^(1/2) x``, which is standard normal, and for what the gradient has
-beyond that of the quadratic function that ``S`` stands for, it says by which factor ``S`` is wrong::
+Gradients at draws ``w = mu + x`` tell more (the reparametrization trick): ``E[lambda S x g(w)^T]``
+is the mean Hessian, whatever its signs are. Written for ``z = (lambda S)^(1/2) x``, which is
+standard normal, and for what the gradient has beyond that of the quadratic function that ``S``
+stands for, it says by which factor ``S`` is wrong::
 
     v = (lambda / S)^(1/2) (g(w) + delta / lambda x - m - S x)
     M = E[(z v^T + v z^T) / 2] = S^(-1/2) (H + delta / lambda) S^(-1/2) - I
 
-The momentum ``m`` of earlier steps is independent of ``z``: subtracting it changes no mean. Eigenvalues move by
-``exp(rate M_ii)``, and stay positive however negative the curvature is.
+The momentum ``m`` of earlier steps is independent of ``z``: subtracting it changes no mean.
+Eigenvalues move by ``exp(rate M_ii)``, and stay positive however negative the curvature is.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ from .state import Rates, Rule, State, products_of_eigs
 WARM = 3
 """The first guess of the curvature counts as so many estimates."""
 LONGEST = 0.5
-"""Logarithms of eigenvalues change by no more than this in a step, for one estimate may be far off."""
+"""Logarithms of eigenvalues change by no more than this in a step, for one estimate may be far off.
+"""
 
 
 def bases_of(state: State) -> kernel.Turns:
@@ -46,20 +51,28 @@ def roots(state: State) -> Tensor:
     products = state.get("second_moment")
     if products is None:
         products = products_of_eigs(state, sum(name.startswith("eigs") for name in state))
-    return products.to(state["scale"].dtype).sqrt().mul_(state["scale"].view(-1, *[1] * (products.ndim - 1)))
+    return (
+        products.to(state["scale"].dtype)
+        .sqrt()
+        .mul_(state["scale"].view(-1, *[1] * (products.ndim - 1)))
+    )
 
 
 def whitened(vectors: Tensor, state: State) -> Tensor:
-    """Return ``S^(-1/2) v`` in the eigenbasis for vectors along the last axis: variances are their squares."""
+    """Return ``S^(-1/2) v`` in the eigenbasis for vectors along the last axis: variances are their
+    squares.
+    """
     root = roots(state)[..., None]
     return kernel.rotate(vectors.to(root.dtype), bases_of(state)) / root
 
 
 def begin(state: State, gradient: Tensor, weight: float, damping: float) -> None:
-    """Set the curvature in new state: ``weight`` times the mean square of a first gradient, plus damping.
+    """Set the curvature in new state: ``weight`` times the mean square of a first gradient, plus
+    damping.
 
-    It is the same in all directions, and should be too large if anything: what starts too narrow soon becomes wide
-    enough, but draws from what is too wide have gradients beyond measure. It counts as ``WARM`` gradients.
+    It is the same in all directions, and should be too large if anything: what starts too narrow
+    soon becomes wide enough, but draws from what is too wide have gradients beyond measure. It
+    counts as ``WARM`` gradients.
     """
     gradient = gradient.float().nan_to_num(0.0, 0.0, 0.0)
     unit = gradient.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
@@ -83,11 +96,13 @@ def reparametrized(
     turn: bool,
     given: Tensor | None = None,
 ) -> Tensor:
-    """Learn from gradients at draws, where there are ``ess`` examples, and return the directions to go against.
+    """Learn from gradients at draws, where there are ``ess`` examples, and return the directions to
+    go against.
 
-    All else is as for the kernel's step, but for the ``vectors``: the noise ``z`` of the draws in the eigenbasis, then
-    the gradients at them plus that of the prior at the mean, along the last axis. ``average`` is over ranks that drew
-    different weights, and the damping is the prior's ``delta / lambda``.
+    All else is as for the kernel's step, but for the ``vectors``: the noise ``z`` of the draws in
+    the eigenbasis, then the gradients at them plus that of the prior at the mean, along the last
+    axis. ``average`` is over ranks that drew different weights, and the damping is the prior's
+    ``delta / lambda``.
     """
     state["step"] += 1
     bases = bases_of(state)
@@ -98,20 +113,38 @@ def reparametrized(
         found = found - state["momentum"].to(found.dtype)[..., None]
     root = roots(state)[..., None]
     most = kernel.LARGEST[root.dtype] ** 0.25
-    surplus = (ess**0.5 * found / root + (rates.damping / root.square() - 1) * noise).clamp(-most, most)
+    surplus = (ess**0.5 * found / root + (rates.damping / root.square() - 1) * noise).clamp(
+        -most, most
+    )
     turns = _learn(noise, surplus, state, rule, rates, bases if turn else {}, average)
     if "momentum" in state:
-        weight = running_rate(rates.beta1, state["step"], min(rule.start, 1.0)).view(-1, *[1] * (rotated.ndim - 1))
-        state["momentum"].lerp_(rotated.to(state["momentum"].dtype), weight.to(state["momentum"].dtype))
+        weight = running_rate(rates.beta1, state["step"], min(rule.start, 1.0)).view(
+            -1, *[1] * (rotated.ndim - 1)
+        )
+        state["momentum"].lerp_(
+            rotated.to(state["momentum"].dtype), weight.to(state["momentum"].dtype)
+        )
     direction = kernel.rotate(kernel._precondition(rotated, state, rule, rates), bases, back=True)
     kernel._turn(turns, bases, state, rule, given)
-    return direction if rule.clip is None else direction * (rule.clip / kernel._size(direction).clamp_min(rule.clip))
+    return (
+        direction
+        if rule.clip is None
+        else direction * (rule.clip / kernel._size(direction).clamp_min(rule.clip))
+    )
 
 
 def _learn(
-    z: Tensor, v: Tensor, state: State, rule: Rule, rates: Rates, bases: kernel.Turns, average: Callable[..., Tensor]
+    z: Tensor,
+    v: Tensor,
+    state: State,
+    rule: Rule,
+    rates: Rates,
+    bases: kernel.Turns,
+    average: Callable[..., Tensor],
 ) -> dict[int, Tensor]:
-    """Learn eigenvalues and scale from ``z`` and ``v``, shape ``(b, k, n0, ..., nl, K)``; return rotations."""
+    """Learn eigenvalues and scale from ``z`` and ``v``, shape ``(b, k, n0, ..., nl, K)``; return
+    rotations.
+    """
     rate = running_rate(rates.beta2, state["step"], rule.start)[:, None, None]
     turning = kernel._turning(rule, rates, state, bases) if bases else {}
     learned, turns = [], {}

@@ -1,4 +1,6 @@
-"""Recipes: options of ``Spectral`` that make a method of their own, as classes, for trainers that ask for a class."""
+"""Recipes: options of ``Spectral`` that make a method of their own, as classes, for trainers that
+ask for a class.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ FAST: Mapping[str, Any] = {"max_ratio": 1.0}
 
 
 def _constructor(recipe: Mapping[str, Any]) -> Any:
-    """Return the constructor of ``Spectral`` with other defaults, which its signature shows to people and parsers."""
+    """Return the constructor of ``Spectral`` with other defaults, which its signature shows to
+    people and parsers.
+    """
     signature = inspect.signature(Spectral.__init__)
 
     @wraps(Spectral.__init__)
@@ -42,22 +46,28 @@ def _constructor(recipe: Mapping[str, Any]) -> Any:
         given = signature.bind_partial(*arguments, **changes).arguments
         Spectral.__init__(**{**recipe, **given})
 
-    shown = [p.replace(default=recipe.get(name, p.default)) for name, p in signature.parameters.items()]
+    shown = [
+        p.replace(default=recipe.get(name, p.default)) for name, p in signature.parameters.items()
+    ]
     constructor.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     return constructor
 
 
 class SpectralFast(Spectral):
-    """At most Muon's price: ``Spectral`` with long sides cut into square blocks. Also known as ``Spectral.fast``."""
+    """At most Muon's price: ``Spectral`` with long sides cut into square blocks. Also known as
+    ``Spectral.fast``.
+    """
 
     __init__ = _constructor(FAST)
 
 
 class SpectralPaper(Spectral):
-    """The paper's recipe for networks: Kronecker eigenvalues, normalized rotation, truncated maps, every 2 steps.
+    """The paper's recipe for networks: Kronecker eigenvalues, normalized rotation, truncated maps,
+    every 2 steps.
 
-    No side is cut, however long. The paper updates "preconditioners" every 2 steps: here that means the bases, and with
-    ``eigenvalues_wait=True`` the eigenvalues and the scale, too. Also known as ``Spectral.paper``.
+    No side is cut, however long. The paper updates "preconditioners" every 2 steps: here that means
+    the bases, and with ``eigenvalues_wait=True`` the eigenvalues and the scale, too. Also known as
+    ``Spectral.paper``.
     """
 
     __init__ = _constructor(PAPER)

@@ -1,4 +1,6 @@
-"""What the optimizer's arithmetic works on: the rule of a stack, its rates, and the tensors it keeps between steps."""
+"""What the optimizer's arithmetic works on: the rule of a stack, its rates, and the tensors it
+keeps between steps.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Rule:
 
 
 class Rates(NamedTuple):
-    """Numbers that may change from step to step; tensors, so that a compiled step need not be compiled anew."""
+    """Numbers that may change from step to step; tensors, so that a compiled step need not be
+    compiled anew.
+    """
 
     beta1: Tensor
     beta2: Tensor
@@ -55,7 +59,8 @@ def new_state(
     basis_dtype: torch.dtype,
     device: torch.device,
 ) -> State:
-    """Return the state of a stack before its first gradient: ``B = I``, ``d = 1``, and no scale ``sqrt(alpha)`` yet.
+    """Return the state of a stack before its first gradient: ``B = I``, ``d = 1``, and no scale
+    ``sqrt(alpha)`` yet.
 
     Args:
         shape: ``(b, k, n0, ..., nl)`` of the stack.
@@ -72,7 +77,10 @@ def new_state(
         averages = ["momentum", "second_moment"] if momentum else ["second_moment"]
         state = {name: torch.zeros(shape, dtype=dtype, device=device) for name in averages}
         return {"step": torch.zeros(shape[0], dtype=wide, device=device), **state}
-    state = {name: torch.zeros(shape[0], dtype=wide, device=device) for name in ("step", "turns", "scale")}
+    state = {
+        name: torch.zeros(shape[0], dtype=wide, device=device)
+        for name in ("step", "turns", "scale")
+    }
     for axis, (size, has_basis) in enumerate(zip(shape[2:], full, strict=True)):
         eigs = torch.ones(shape[0], shape[1] if axis == 0 else 1, size, dtype=wide, device=device)
         state[f"eigs_{axis}"] = eigs
@@ -94,7 +102,9 @@ def new_state(
 
 
 def products_of_eigs(state: State, axes: int) -> Tensor:
-    """Return the products of all axes' eigenvalues, shape ``(b, k, n0, ..., nl)``: those of ``S`` but for its scale."""
+    """Return the products of all axes' eigenvalues, shape ``(b, k, n0, ..., nl)``: those of ``S``
+    but for its scale.
+    """
     spectrum = state["eigs_0"].view(*state["eigs_0"].shape, *[1] * (axes - 1))
     for axis in range(1, axes):
         eigs = state[f"eigs_{axis}"]

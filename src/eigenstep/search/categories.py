@@ -1,8 +1,10 @@
-"""Categories without order beside numbers: a Gaussian for the numbers, and chances for the values of each category.
+"""Categories without order beside numbers: a Gaussian for the numbers, and chances for the values
+of each category.
 
-Chances move towards the categories of good samples and away from those of bad ones, as the mean of the Gaussian does,
-and never below a margin (as in CatCMA with margin, Hamano et al., 2024). It is such that about one sample in ten has a
-category that is not the most likely one: with more of them, the Gaussian learns too little of the rest.
+Chances move towards the categories of good samples and away from those of bad ones, as the mean of
+the Gaussian does, and never below a margin (as in CatCMA with margin, Hamano et al., 2024). It is
+such that about one sample in ten has a category that is not the most likely one: with more of them,
+the Gaussian learns too little of the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from ..core.numpy_twin import Array
 from .sampling import assign, rates
 from .spectral import Begin, Distribution
 
-KEEP = 0.9  # Least chance that no category of a sample differs from the most likely one, once all are learned
+# Least chance that no category of a sample differs from the most likely one, once all are learned
+KEEP = 0.9
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,16 @@ class Mixed:
     """A distribution of numbers and categories; all methods return a new one."""
 
     numbers: Distribution  # of the coordinates that are numbers
-    chances: Array  # of each value of each category, shape (categories, most values), zero where there is no such value
+    # of each value of each category, shape (categories, most values), zero where there is no such
+    # value
+    chances: Array
     columns: NDArray[np.int64]  # which coordinates are categories
 
     @classmethod
     def start(cls, mean: Array, sigma: float, begin: Begin, categories: Mapping[int, int]) -> Mixed:
-        """Return a distribution in which all values are equally likely, and numbers have the one of ``begin``."""
+        """Return a distribution in which all values are equally likely, and numbers have the one of
+        ``begin``.
+        """
         counts = np.array(list(categories.values()))
         chances = (np.arange(counts.max()) < counts[:, None]) / counts[:, None]
         columns = np.array(list(categories))
@@ -48,7 +55,9 @@ class Mixed:
         return self.numbers.sigma
 
     def draw(self, rng: np.random.Generator, population: int) -> Array:
-        """Return what samples are made of: for categories numbers between 0 and 1, evenly spread over the samples."""
+        """Return what samples are made of: for categories numbers between 0 and 1, evenly spread
+        over the samples.
+        """
         z = self.numbers.draw(rng, population)
         places = rng.permuted(np.tile(np.arange(population), (len(self.columns), 1)), axis=1)
         return self._join(z, ((places + rng.uniform(size=places.shape)) / population).T)
@@ -71,7 +80,8 @@ class Mixed:
         (weights,) = assign(values, c.mean_weights)
         counts = (self.chances > 0).sum(-1)
         speed = c.mean_selected / (c.mean_selected + float((counts - 1).sum()))
-        chosen = self._values(z)[..., None] == np.arange(self.chances.shape[1])  # (population, categories, values)
+        # (population, categories, values)
+        chosen = self._values(z)[..., None] == np.arange(self.chances.shape[1])
         moved = self.chances + speed * np.einsum("k,kcv->cv", weights - weights.mean(), chosen)
         return replace(self, numbers=numbers, chances=self._within_margin(moved, counts))
 
@@ -81,10 +91,16 @@ class Mixed:
         # What is above the margin pays for what was raised to it.
         above = np.where(self.chances > 0, raised - least, 0.0)
         room = 1 - least * counts[:, None]
-        return np.where(self.chances > 0, least + above * room / np.maximum(above.sum(-1, keepdims=True), 1e-300), 0.0)
+        return np.where(
+            self.chances > 0,
+            least + above * room / np.maximum(above.sum(-1, keepdims=True), 1e-300),
+            0.0,
+        )
 
     def deviations(self) -> Array:
-        """Return those of the numbers, and for categories the chance of not being the most likely value."""
+        """Return those of the numbers, and for categories the chance of not being the most likely
+        value.
+        """
         return self._join(self.numbers.deviations(), 1 - self.chances.max(-1))
 
     def axes(self) -> Array:

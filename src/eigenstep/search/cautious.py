@@ -1,9 +1,10 @@
 """A Gaussian for noisy values: it takes only a part of each step, as small as the noise demands.
 
-Each step of the mean, in whitened coordinates, is signal and noise. Their ratio is estimated from running averages of
-steps, in which noise cancels, and of their squared lengths, in which it does not (learning rate adaptation, Nomura et
-al., 2023). The part that is taken follows this ratio: with much noise, many generations act as one with many samples.
-One rate serves mean, covariance and step size. The smaller it is, the longer steps should be: sigma grows as it falls.
+Each step of the mean, in whitened coordinates, is signal and noise. Their ratio is estimated from
+running averages of steps, in which noise cancels, and of their squared lengths, in which it does
+not (learning rate adaptation, Nomura et al., 2023). The part that is taken follows this ratio: with
+much noise, many generations act as one with many samples. One rate serves mean, covariance and step
+size. The smaller it is, the longer steps should be: sigma grows as it falls.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ LEAST_RATE = 1e-3
 class CautiousGaussian(SpectralGaussian):
     """A Gaussian that learns from noisy values; all methods return a new one."""
 
-    trend: Array = field(default_factory=lambda: np.zeros(0))  # average step, whitened, in the coordinates of the space
+    # Average step, whitened, in the coordinates of the space
+    trend: Array = field(default_factory=lambda: np.zeros(0))
     energy: float = 0.0  # average of squared lengths of steps
 
     @classmethod
@@ -48,7 +50,9 @@ class CautiousGaussian(SpectralGaussian):
 
 
 def next_rate(rate: float, squared: float, energy: float) -> float:
-    """Return the rate that follows from the squared length of the trend and the average squared length of steps."""
+    """Return the rate that follows from the squared length of the trend and the average squared
+    length of steps.
+    """
     noise = energy - squared
     # Of a trend without signal, the averages leave this part of the energy.
     signal = squared - MEMORY / (2 - MEMORY) * energy

@@ -1,4 +1,6 @@
-"""Which method a search has, and whether a descent comes first, by dimension, variables and budget."""
+"""Which method a search has, and whether a descent comes first, by dimension, variables
+and budget.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Choice:
     again: bool  # whether noisy samples are evaluated more than once
 
     @classmethod
-    def make(cls, method: Any, domain: Domain, *, exact: bool, noisy: bool, max_evals: int, tolfun: float) -> Choice:
+    def make(
+        cls, method: Any, domain: Domain, *, exact: bool, noisy: bool, max_evals: int, tolfun: float
+    ) -> Choice:
         """Choose; ``exact`` says that points are in double precision."""
         d, descend, reasons = len(domain.scale), None, []
         if isinstance(method, str) and method == "auto":
@@ -50,14 +54,18 @@ class Choice:
             found = [why for why, there in obstacles.items() if there]
             if not found:
                 descend = partial((LimitedDescent if d > LARGE else Descent).begin, tolfun=tolfun)
-            # Float32 has no slopes, but a model may know the way; elsewhere it has not been found to help.
+            # Float32 has no slopes, but a model may know the way; elsewhere it has not been found
+            # to help.
             model = d <= SMALL and found[:1] == ["points are not in double precision"]
             method = "lowrank" if d > LARGE else "surrogate" if model else "spectral"
             reasons = [
-                f"no descent, because {found[0]}" if found else "a descent, in case values are smooth",
+                f"no descent, because {found[0]}"
+                if found
+                else "a descent, in case values are smooth",
                 f"the method {method!r}, because there are {d} coordinates",
             ]
-        chosen = choose(method, METHODS, "method")  # the user's own is a function, or a class with a `start`
+        # The user's own is a function, or a class with a `start`
+        chosen = choose(method, METHODS, "method")
         begin: Begin = getattr(chosen, "start", chosen)
         if domain.categories:
             begin = partial(Mixed.start, begin=begin, categories=domain.categories)

@@ -1,18 +1,22 @@
-"""A start for smooth functions: quasi-Newton descent, with slopes from differences, before the Gaussian takes over.
+"""A start for smooth functions: quasi-Newton descent, with slopes from differences, before the
+Gaussian takes over.
 
-The inverse Hessian is held as a factor, ``S^-1 = L L^T``, and points as ``m + L z``. In these coordinates the curvature
-is one if it is known: the descent goes along the slope, ``z = -t g`` with ``g = L^T grad f``, differences have the same
-step in every direction, and the update of BFGS (in product form, Brodlie et al., 1973) needs no solve. For a move ``s``
-that changed the slope by ``y``::
+The inverse Hessian is held as a factor, ``S^-1 = L L^T``, and points as ``m + L z``. In these
+coordinates the curvature is one if it is known: the descent goes along the slope, ``z = -t g`` with
+``g = L^T grad f``, differences have the same step in every direction, and the update of BFGS (in
+product form, Brodlie et al., 1973) needs no solve. For a move ``s`` that changed the slope by
+``y``::
 
     L <- L - L s w^T,    g <- g - w (s^T g),    w = (y + sqrt(s^T y / s^T s) s) / s^T y
 
-Curvature that is too large is unlearned slowly, and one that is too small at once. So wherever a move finds less
-curvature than expected, all of it is reduced first (Oren and Luenberger, 1974), and what was too much comes back.
+Curvature that is too large is unlearned slowly, and one that is too small at once. So wherever a
+move finds less curvature than expected, all of it is reduced first (Oren and Luenberger, 1974), and
+what was too much comes back.
 
-A move lowers a smooth function by about half of what the slope at its start promises: a parabola does so at its
-bottom, where the search along a line ends. Where one of the first moves gains much less, the slope has told of a
-ripple, and the descent gives up, mostly after one slope; later where most moves gain nothing or it falls nowhere.
+A move lowers a smooth function by about half of what the slope at its start promises: a parabola
+does so at its bottom, where the search along a line ends. Where one of the first moves gains much
+less, the slope has told of a ripple, and the descent gives up, mostly after one slope; later where
+most moves gain nothing or it falls nowhere.
 """
 
 from __future__ import annotations
@@ -32,20 +36,28 @@ LONGEST_DIFFERENCE = 1e-7  # Of the points for slopes, in units of sigma0
 DECREASE = 1e-4  # The part of what the slope promises that a move must gain, Armijo's constant
 PRECISION = 1.2  # Factor by which a step may be longer or shorter than a parabola suggests
 MOST_TRIALS = 12  # Points along one direction
-LEAST_CURVATURE = 0.05  # Smaller ones, also negative ones, count as this, relative to what was known
-SOFTENING = 0.75  # By which power of the curvature found, relative to that expected, the factor is enlarged
+LEAST_CURVATURE = (
+    0.05  # Smaller ones, also negative ones, count as this, relative to what was known
+)
+SOFTENING = (
+    0.75  # By which power of the curvature found, relative to that expected, the factor is enlarged
+)
 LOOK_BACK = 10  # Moves whose gains tell whether a function is smooth
 LEAST_GAIN = 0.001  # Median of them, relative to half the squared slope
-FIRST_SHARES = (0.5, 0.3, 0.3, 0.3)  # What the first moves must gain, relative to parabolas at their bottom
+# What the first moves must gain, relative to parabolas at their bottom
+FIRST_SHARES = (0.5, 0.3, 0.3, 0.3)
 FIRST_TRIALS = 4  # Points in the first direction that parabolas of a smooth function may need
 MOST_MOVES = (150, 15)  # In all, and for each dimension
 FARTHEST = 1e4  # Longest way, in units of sigma0: beyond it there seems to be no minimum
-ENDS = ("converged", "rough", "far")  # Why a descent is over: a minimum; not smooth; no minimum in sight
+# Why a descent is over: a minimum; not smooth; no minimum in sight
+ENDS = ("converged", "rough", "far")
 
 
 @dataclass(frozen=True)
 class Descent:
-    """Where the descent is, and what it waits for: slopes, or the value of one trial. All methods return a new one."""
+    """Where the descent is, and what it waits for: slopes, or the value of one trial. All methods
+    return a new one.
+    """
 
     mean: Array  # m, where it is
     factor: Array  # L, shape (d, d)
@@ -65,14 +77,18 @@ class Descent:
     trials: int = 0  # along this direction
     moves: int = 0  # so far
     scaled: bool = False  # whether L knows a curvature
-    fresh: bool = False  # whether all that L knew of directions was forgotten since the last good move
+    fresh: bool = (
+        False  # whether all that L knew of directions was forgotten since the last good move
+    )
     over: str | None = None  # why it is over, one of ENDS
 
     @classmethod
     def begin(cls, mean: Array, sigma: float, tolfun: float = 0.0) -> Descent:
         """Return a descent from ``mean``, at first with a step of ``sigma``."""
         zeros = np.zeros_like(mean)
-        return cls(mean, sigma * np.eye(len(mean)), mean, sigma, tolfun, zeros, zeros, np.ones(LOOK_BACK))
+        return cls(
+            mean, sigma * np.eye(len(mean)), mean, sigma, tolfun, zeros, zeros, np.ones(LOOK_BACK)
+        )
 
     @property
     def sigma(self) -> Array:
@@ -101,7 +117,9 @@ class Descent:
         return -self.slope
 
     def draw(self, rng: np.random.Generator, population: int) -> Array:
-        """Return what it waits for, in its own coordinates: at first its own value, then slopes and trials in turn."""
+        """Return what it waits for, in its own coordinates: at first its own value, then slopes and
+        trials in turn.
+        """
         if not self.known:
             return np.zeros((1, len(self.mean)))
         if not self.measuring:
@@ -120,7 +138,9 @@ class Descent:
         return np.asarray(np.linalg.solve(self.factor, (x - self.mean).T).T)
 
     def update(self, z: Array, values: Array, stretch: Array | None = None) -> Descent:
-        """Go on with the values of what it waited for; with anything else, or a failure, it is over."""
+        """Go on with the values of what it waited for; with anything else, or a failure, it is
+        over.
+        """
         z, values = (array[z.argmax(-1).argsort()] for array in (z, values))
         if not np.array_equal(z, self.draw(np.random.default_rng(0), self.points)):
             return replace(self, over="rough")
@@ -131,7 +151,10 @@ class Descent:
         if not self.known:
             return replace(self, value=float(values[0]), known=True)
         first, last = self.span
-        rows, rising = slice(first + self.measured, first + self.measured + len(z)), self.rising.copy()
+        rows, rising = (
+            slice(first + self.measured, first + self.measured + len(z)),
+            self.rising.copy(),
+        )
         with np.errstate(over="ignore"):
             rising[rows] = (values - self.value) / self._differences()[rows]
         if rows.stop < last:
@@ -139,16 +162,30 @@ class Descent:
         return replace(self, measured=0)._measured(rising)
 
     def _differences(self) -> Array:
-        """Return the steps for slopes: at best the root of what rounding does to values, where the curvature is one."""
+        """Return the steps for slopes: at best the root of what rounding does to values, where the
+        curvature is one.
+        """
         step = 2 * math.sqrt(NOISE * abs(self.value)) or 1e-8
-        return np.minimum(step if self.scaled else np.inf, LONGEST_DIFFERENCE * self.unit / self.axes())
+        return np.minimum(
+            step if self.scaled else np.inf, LONGEST_DIFFERENCE * self.unit / self.axes()
+        )
 
     def _measured(self, slope: Array) -> Descent:
         """Learn from a slope, and choose a direction."""
         if not np.isfinite(slope).all():
             return replace(self, over="rough")
-        state = self._learned(self.step * self.direction, slope, slope - self.slope) if self.step > 0 else self
-        state = replace(state, slope=slope if self.step == 0 else state.slope, measuring=False, step=0.0, trials=0)
+        state = (
+            self._learned(self.step * self.direction, slope, slope - self.slope)
+            if self.step > 0
+            else self
+        )
+        state = replace(
+            state,
+            slope=slope if self.step == 0 else state.slope,
+            measuring=False,
+            step=0.0,
+            trials=0,
+        )
         squared = state.squared
         if not math.isfinite(squared) or (squared == 0 and self.moves == 0):
             return replace(state, over="rough")
@@ -167,7 +204,9 @@ class Descent:
             return -float(self.slope @ self.direction)
 
     def _learned(self, s: Array, slope: Array, y: Array) -> Descent:
-        """Learn the factor, and the slope in its coordinates, after a move ``s`` that changed the slope by ``y``."""
+        """Learn the factor, and the slope in its coordinates, after a move ``s`` that changed the
+        slope by ``y``.
+        """
         factor, length, product = self.factor, float(s @ s), float(s @ y)
         if not self.scaled:
             if product <= 0:
@@ -190,7 +229,13 @@ class Descent:
         """Look further along the direction, or nearer, or move."""
         squared, t = self.squared, self.trial
         bend = value - self.value + t * squared  # t^2 / 2 times the curvature
-        best = t * t * squared / (2 * bend) if bend > 0 and math.isfinite(bend) else math.inf if bend <= 0 else 0.0
+        best = (
+            t * t * squared / (2 * bend)
+            if bend > 0 and math.isfinite(bend)
+            else math.inf
+            if bend <= 0
+            else 0.0
+        )
         state = replace(self, trials=self.trials + 1)
         if self.step == 0 and not value <= self.value - DECREASE * t * squared:
             if state.trials > MOST_TRIALS:
@@ -205,10 +250,12 @@ class Descent:
 
     def _moved(self, squared: float) -> Descent:
         mean = self.sample(self.step * self.direction[None])[0]
-        gain = 2 * (self.value - self.reached) / squared if self.scaled else 1.0  # it says nothing before L is known
+        # It says nothing before L is known
+        gain = 2 * (self.value - self.reached) / squared if self.scaled else 1.0
         gains, moves = np.append(self.gains[1:], gain), self.moves + 1
         rough = np.median(gains) < LEAST_GAIN or moves > MOST_MOVES[0] + MOST_MOVES[1] * len(mean)
-        share = 2 * (self.value - self.reached) / (self.step * squared)  # 1 at the bottom of a parabola
+        # 1 at the bottom of a parabola
+        share = 2 * (self.value - self.reached) / (self.step * squared)
         rough |= moves <= len(FIRST_SHARES) and share < FIRST_SHARES[moves - 1]
         rough |= moves == 1 and self.trials > FIRST_TRIALS and self.step * math.sqrt(squared) < 1
         far = np.abs(mean - self.start).max() > FARTHEST * self.unit
@@ -228,7 +275,9 @@ class Descent:
         if self.fresh or not self.scaled:
             return replace(self, over="rough")
         size = math.exp(float(np.log(self.axes()).mean()))
-        return replace(self, factor=size * np.eye(len(self.mean)), fresh=True, measuring=True, step=0.0)
+        return replace(
+            self, factor=size * np.eye(len(self.mean)), fresh=True, measuring=True, step=0.0
+        )
 
     def deviations(self) -> Array:
         """Return the lengths of the factor's rows."""
@@ -239,26 +288,34 @@ class Descent:
         return np.sqrt((self.factor * self.factor).sum(0))
 
     def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> Descent:
-        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the other way."""
+        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the
+        other way.
+        """
         return replace(self, mean=mean, factor=np.where(flipped, -1.0, 1.0)[:, None] * self.factor)
 
 
 MEMORY = 16  # Moves that are remembered in large dimensions
 BLOCK = 20  # Slopes measured at once there
-BLOCKS, SWEEPS = 20, 2  # Into how many the coordinates are divided for the first moves, and how often it goes through
-FLAT_BLOCKS = 2  # Blocks without any slope, before the first move, that are taken for steps of a function
+# Into how many the coordinates are divided for the first moves, and how often it goes through
+BLOCKS, SWEEPS = (20, 2)
+FLAT_BLOCKS = (
+    2  # Blocks without any slope, before the first move, that are taken for steps of a function
+)
 
 
 @dataclass(frozen=True)
 class LimitedDescent(Descent):
-    """The same with memory and time linear in the dimension, L-BFGS (Nocedal, 1980): it remembers the last moves alone.
+    """The same with memory and time linear in the dimension, L-BFGS (Nocedal, 1980): it remembers
+    the last moves alone.
 
-    Its coordinates are those of the space, in units of sigma0. A whole slope is expensive there, and where few
-    directions have most of the curvature, a move along a small part of it gains nearly as much. So it first moves along
-    the slopes of blocks of coordinates, one after the other.
+    Its coordinates are those of the space, in units of sigma0. A whole slope is expensive there,
+    and where few directions have most of the curvature, a move along a small part of it gains
+    nearly as much. So it first moves along the slopes of blocks of coordinates, one after the
+    other.
     """
 
-    memory: Array = field(default_factory=lambda: np.zeros(0))  # moves and changes of the slope, latest last
+    # Moves and changes of the slope, latest last
+    memory: Array = field(default_factory=lambda: np.zeros(0))
     remembered: int = 0  # how many of them
     swept: int = 0  # blocks of coordinates in which it has moved; then the slopes are whole ones
 
@@ -267,7 +324,15 @@ class LimitedDescent(Descent):
         """Return a descent from ``mean``, at first with a step of ``sigma``."""
         zeros = np.zeros_like(mean)
         arrays = zeros, zeros, np.ones(LOOK_BACK)
-        return cls(mean, np.array(sigma), mean, sigma, tolfun, *arrays, memory=np.zeros((MEMORY, 2, len(mean))))
+        return cls(
+            mean,
+            np.array(sigma),
+            mean,
+            sigma,
+            tolfun,
+            *arrays,
+            memory=np.zeros((MEMORY, 2, len(mean))),
+        )
 
     @property
     def pairs(self) -> Array:
@@ -298,7 +363,9 @@ class LimitedDescent(Descent):
         state = super()._measured(block)
         if not block.any() and not self.moves and self.swept + 1 >= FLAT_BLOCKS:
             return state
-        if state.over == "converged" or not block.any():  # nothing to gain in this block: on to the next one
+        if (
+            state.over == "converged" or not block.any()
+        ):  # nothing to gain in this block: on to the next one
             return replace(self, swept=self.swept + 1)
         return state
 
@@ -345,7 +412,13 @@ class LimitedDescent(Descent):
         if float(s @ y) <= 1e-10 * float(y @ y):
             return replace(self, slope=slope)
         memory = np.concatenate([self.memory[1:], np.stack([s, y])[None]])
-        return replace(self, memory=memory, remembered=min(self.remembered + 1, MEMORY), slope=slope, scaled=True)
+        return replace(
+            self,
+            memory=memory,
+            remembered=min(self.remembered + 1, MEMORY),
+            slope=slope,
+            scaled=True,
+        )
 
     def _failed(self) -> Descent:
         """Forget all pairs, once; then it is over."""
@@ -360,7 +433,9 @@ class LimitedDescent(Descent):
     axes = deviations
 
     def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> Descent:
-        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the other way."""
+        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the
+        other way.
+        """
         signs = np.where(flipped, -1.0, 1.0)
         slope, rising, memory = signs * self.slope, signs * self.rising, signs * self.memory
         return replace(self, mean=mean, slope=slope, rising=rising, memory=memory)

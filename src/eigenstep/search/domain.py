@@ -1,9 +1,11 @@
-"""What users pass in, in the type that they use, and where the search may go: bounds, integers, scales.
+"""What users pass in, in the type that they use, and where the search may go: bounds, integers,
+scales.
 
-The Gaussian searches in coordinates ``u`` without constraints. What the function sees is ``x``: scaled, reflected at
-walls like a ball, which keeps distances, and rounded where it must be an integer. Where a function falls towards a
-bound, that would make a sharp edge, which a Gaussian cannot fit. So the walls stand a little outside, and a margin of
-``u`` on both sides of the bound is bent into the inside, ``x = lower + (u - wall)^2 / (4 margin)``: a smooth valley.
+The Gaussian searches in coordinates ``u`` without constraints. What the function sees is ``x``:
+scaled, reflected at walls like a ball, which keeps distances, and rounded where it must be an
+integer. Where a function falls towards a bound, that would make a sharp edge, which a Gaussian
+cannot fit. So the walls stand a little outside, and a margin of ``u`` on both sides of the bound is
+bent into the inside, ``x = lower + (u - wall)^2 / (4 margin)``: a smooth valley.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ from ..core.arguments import check_number, check_size
 from ..core.numpy_twin import Array
 
 Point = Any  # A numpy array or a torch tensor, as the user's start is
-LARGEST = 1e150  # Larger starts and step sizes, or step sizes below one over this, could overflow somewhere
+# Larger starts and step sizes, or step sizes below one over this, could overflow somewhere
+LARGEST = 1e150
 
 
 class Form:
-    """The type that points have for the user: numpy arrays, or torch tensors of some dtype on some device."""
+    """The type that points have for the user: numpy arrays, or torch tensors of some dtype on some
+    device.
+    """
 
     def __init__(self, x: Any = None) -> None:
         """Remember the type of a point; numpy without one."""
@@ -60,7 +65,9 @@ def copy_point(point: Point) -> Point:
 
 
 def to_numpy(values: Any) -> Array:
-    """Return real numbers as a float64 array, from any device; ``None`` among others becomes NaN."""
+    """Return real numbers as a float64 array, from any device; ``None`` among others
+    becomes NaN.
+    """
     if values is None:
         raise TypeError("numbers must be real, got None")
     if hasattr(values, "detach"):
@@ -70,7 +77,9 @@ def to_numpy(values: Any) -> Array:
         values = [value.detach().cpu() if hasattr(value, "detach") else value for value in values]
     array = np.asarray(values)
     if array.dtype.kind == "c":
-        raise TypeError("numbers must be real, got complex ones; take their real part or their absolute value")
+        raise TypeError(
+            "numbers must be real, got complex ones; take their real part or their absolute value"
+        )
     if array.dtype.kind not in "biufO":
         raise TypeError(f"numbers must be real, got {array.dtype}")
     try:
@@ -80,13 +89,17 @@ def to_numpy(values: Any) -> Array:
 
 
 def to_number(value: object) -> float:
-    """Return a function value as a float, or say what is wrong with it; numbers too large for a float have failed."""
+    """Return a function value as a float, or say what is wrong with it; numbers too large for a
+    float have failed.
+    """
     if isinstance(value, (int, float)):
         return float(value) if abs(value) <= sys.float_info.max else math.inf
     try:
         array = to_numpy(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"fun must return a real number, got {type(value).__name__} ({error})") from error
+        raise TypeError(
+            f"fun must return a real number, got {type(value).__name__} ({error})"
+        ) from error
     if array.size != 1:
         raise TypeError(f"fun must return a real number, got an array of shape {array.shape}")
     return float(array.reshape(()))
@@ -101,7 +114,9 @@ def read_vector(x: Any, name: str) -> Array:
     if vector.ndim != 1 or len(vector) == 0 or not np.isfinite(vector).all():
         raise ValueError(f"{name} must be a vector of finite numbers, got shape {vector.shape}")
     if np.abs(vector).max() > LARGEST:
-        raise ValueError(f"{name} must have entries of at most {LARGEST} in size, got {np.abs(vector).max():.3g}")
+        raise ValueError(
+            f"{name} must have entries of at most {LARGEST} in size, got {np.abs(vector).max():.3g}"
+        )
     return vector.copy()
 
 
@@ -110,7 +125,8 @@ def read_sigma(sigma0: Any, d: int) -> tuple[float, Array]:
     given = to_numpy(sigma0)
     if given.shape not in ((), (d,)) or not ((given >= 1 / LARGEST) & (given <= LARGEST)).all():
         raise ValueError(
-            f"sigma0 must be a positive number, or {d} of them, between {1 / LARGEST} and {LARGEST}; got {sigma0!r}"
+            f"sigma0 must be a positive number, or {d} of them, between {1 / LARGEST} and "
+            f"{LARGEST}; got {sigma0!r}"
         )
     return (float(given), np.ones(d)) if given.ndim == 0 else (1.0, given.copy())
 
@@ -119,19 +135,25 @@ def check_start(start: Array, deviations: Array, tolx: float, form: Form) -> Non
     """Raise where a search could not take its first step."""
     if deviations.max() < tolx:
         raise ValueError(
-            f"sigma0 is {deviations.max():.3g}, below tolx={tolx:.3g}, so the search would be over at once: "
+            f"sigma0 is {deviations.max():.3g}, below tolx={tolx:.3g}, so the search would be over "
+            "at once: "
             "choose a larger sigma0 or a smaller tolx"
         )
-    swallowed = (start + 0.2 * deviations == start) | (form.round(start + deviations) == form.round(start))
+    swallowed = (start + 0.2 * deviations == start) | (
+        form.round(start + deviations) == form.round(start)
+    )
     if swallowed.any():
         j = int(swallowed.argmax())
         raise ValueError(
-            f"sigma0 is {deviations[j]:.3g} at coordinate {j}, so small that rounding swallows it when it is added to "
+            f"sigma0 is {deviations[j]:.3g} at coordinate {j}, so small that rounding swallows it "
+            "when it is added to "
             f"x0, which is {start[j]:.3g} there: choose a larger sigma0"
         )
 
 
-def check_options(*, sizes: Mapping[str, object], numbers: Mapping[str, tuple[object, float]]) -> None:
+def check_options(
+    *, sizes: Mapping[str, object], numbers: Mapping[str, tuple[object, float]]
+) -> None:
     """Raise unless all options are possible; ``None`` is allowed."""
     for name, value in sizes.items():
         if value is not None:
@@ -160,7 +182,8 @@ class Domain:
     lower: Array  # least allowed x, -inf where there is none
     upper: Array  # largest allowed x, inf where there is none
     integer: NDArray[np.bool_]  # which coordinates are integers
-    margin: Array  # how far outside of the bounds the walls are, and how far inside points are moved, shape (d,)
+    # how far outside of the bounds the walls are, and how far inside points are moved, shape (d,)
+    margin: Array
     categories: Mapping[int, int]  # which coordinates are categories, and how many values they have
 
     @classmethod
@@ -181,12 +204,17 @@ class Domain:
         for j, count in categories.items():
             mask[j], lower[j], upper[j], scale[j] = True, 0.0, count - 1.0, 1.0
         with np.errstate(invalid="ignore"):
-            lower, upper = np.where(mask, np.ceil(lower), lower), np.where(mask, np.floor(upper), upper)
+            lower, upper = (
+                np.where(mask, np.ceil(lower), lower),
+                np.where(mask, np.floor(upper), upper),
+            )
         wrong = np.flatnonzero(np.where(mask, lower > upper, lower >= upper))
         if len(wrong):
             j = wrong[0]
             kind = "integer " if mask[j] else ""
-            raise ValueError(f"bounds of {kind}coordinate {j} leave no room: lower {lower[j]}, upper {upper[j]}")
+            raise ValueError(
+                f"bounds of {kind}coordinate {j} leave no room: lower {lower[j]}, upper {upper[j]}"
+            )
         margin = np.where(mask, 0.0, np.minimum(sigma * scale, MARGIN * (upper - lower)))
         return cls(scale, lower, upper, mask, margin, categories)
 
@@ -216,10 +244,16 @@ class Domain:
             x = _reflect(x, *self._walls)[0]
             low, high = self._walls
             smooth = np.maximum(self.margin, 1e-300)
-            with np.errstate(invalid="ignore", over="ignore"):  # far from the bounds, where they are not used
+            with np.errstate(
+                invalid="ignore", over="ignore"
+            ):  # far from the bounds, where they are not used
                 above = self.lower + (x - low) * ((x - low) / (4 * smooth))
                 below = self.upper - (high - x) * ((high - x) / (4 * smooth))
-            x = np.where(x < self.lower + self.margin, above, np.where(x > self.upper - self.margin, below, x))
+            x = np.where(
+                x < self.lower + self.margin,
+                above,
+                np.where(x > self.upper - self.margin, below, x),
+            )
         if self.whole:
             x = np.where(self.integer, np.rint(x), x)
         # Rounding may step over a bound by the last digit.
@@ -232,7 +266,9 @@ class Domain:
             near_low, near_high = x < self.lower + self.margin, x > self.upper - self.margin
             above = low + 2 * np.sqrt(self.margin * np.where(near_low, x - self.lower, 0.0))
             below = high - 2 * np.sqrt(self.margin * np.where(near_high, self.upper - x, 0.0))
-            x = np.where(near_low & ~self.integer, above, np.where(near_high & ~self.integer, below, x))
+            x = np.where(
+                near_low & ~self.integer, above, np.where(near_high & ~self.integer, below, x)
+            )
         return x / self.scale
 
     def fold(self, u: Array) -> tuple[Array, NDArray[np.bool_]]:
@@ -246,10 +282,12 @@ class Domain:
         return np.where(self.integer, np.rint(x), x)
 
     def stretch(self, deviations: Array, population: int) -> Array | None:
-        """Return factors that keep integer coordinates moving, shape ``(d,)``; ``None`` without integers.
+        """Return factors that keep integer coordinates moving, shape ``(d,)``; ``None`` without
+        integers.
 
-        A deviation much smaller than 1 would give the same integer for ever. It is stretched so that a mean in the
-        middle of what rounds to its integer leaves it with probability ``1 / (d K)``, about once in each generation.
+        A deviation much smaller than 1 would give the same integer for ever. It is stretched so
+        that a mean in the middle of what rounds to its integer leaves it with probability ``1 / (d
+        K)``, about once in each generation.
         """
         if not self.whole:
             return None
@@ -265,7 +303,9 @@ class Domain:
 
 
 def _reflect(x: Array, lower: Array, upper: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Return ``x`` reflected into ``[lower, upper]``, and where the number of reflections is odd."""
+    """Return ``x`` reflected into ``[lower, upper]``, and where the number of
+    reflections is odd.
+    """
     below = x < lower
     outside = below | (x > upper)
     if not outside.any():
@@ -294,7 +334,10 @@ def _read_bounds(bounds: object, d: int) -> tuple[Array, Array]:
     if not pairs and len(bounds) != 2:
         raise ValueError(f"{expected}; got {len(bounds)} entries")
     sides = [[pair[side] for pair in bounds] if pairs else bounds[side] for side in (0, 1)]
-    lower, upper = (_read_side(side, missing, d) for side, missing in zip(sides, (-math.inf, math.inf), strict=True))
+    lower, upper = (
+        _read_side(side, missing, d)
+        for side, missing in zip(sides, (-math.inf, math.inf), strict=True)
+    )
     return lower, upper
 
 
@@ -331,11 +374,17 @@ def _read_categories(categories: Mapping[int, int] | None, d: int) -> dict[int, 
     if categories is None:
         return {}
     if not isinstance(categories, Mapping):
-        raise TypeError(f"categories must be a dictionary of coordinates and numbers of values, got {categories!r}")
+        raise TypeError(
+            "categories must be a dictionary of coordinates and numbers of values, got "
+            f"{categories!r}"
+        )
     for j, count in categories.items():
         check_size(count, f"categories[{j}]")
         if isinstance(j, bool) or not isinstance(j, int) or not 0 <= j < d or count < 2:
-            raise ValueError(f"categories must have keys below {d} and at least 2 values each, got {categories!r}")
+            raise ValueError(
+                f"categories must have keys below {d} and at least 2 values each, got "
+                f"{categories!r}"
+            )
     if len(categories) == d:
         raise ValueError("categories must leave at least one coordinate that is a number")
     return dict(sorted(categories.items()))

@@ -1,4 +1,6 @@
-"""What happened: a record of each generation that never grows too long, and what a search has asked for."""
+"""What happened: a record of each generation that never grows too long, and what a search has asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
 
-LIMIT = 200  # When there are this many records, every second one is forgotten and half as many are made from then on
+# When there are this many records, every second one is forgotten and half as many are made from
+# then on
+LIMIT = 200
 SHOWN = 64  # Of longer vectors, this many evenly spaced entries are recorded
 
 
@@ -18,10 +22,11 @@ SHOWN = 64  # Of longer vectors, this many evenly spaced entries are recorded
 class History:
     """Records of a search, one entry of each list for each recorded generation.
 
-    They are evaluations so far, ``nfev``; values: ``fun``, the least of the generation, ``best`` so far, and the
-    ``median``; of the distribution the step size ``sigma``, its ``axes``, sorted, with the ``ratio`` of the longest and
-    the shortest, its ``mean`` and the ``deviations`` of the coordinates (of many, some); the ``population``; and how
-    many restarts there were before, ``run``.
+    They are evaluations so far, ``nfev``; values: ``fun``, the least of the generation, ``best`` so
+    far, and the ``median``; of the distribution the step size ``sigma``, its ``axes``, sorted, with
+    the ``ratio`` of the longest and the shortest, its ``mean`` and the ``deviations`` of the
+    coordinates (of many, some); the ``population``; and how many restarts there were before,
+    ``run``.
     """
 
     nfev: list[int] = field(default_factory=list)
@@ -73,7 +78,8 @@ class Asked:
 
     x: Array  # its points, as the user got them, shape (K, d)
     z: Array  # what the distribution made them of; NaN for points that it did not make
-    plan: NDArray[np.int64] | None  # which of them each evaluation is of, if some are evaluated more than once
+    # Which of them each evaluation is of, if some are evaluated more than once
+    plan: NDArray[np.int64] | None
 
     @property
     def points(self) -> Array:

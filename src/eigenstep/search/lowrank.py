@@ -1,19 +1,23 @@
-"""A Gaussian for thousands of coordinates: scales for all of them, and a few directions, in spectral form.
+"""A Gaussian for thousands of coordinates: scales for all of them, and a few directions, in
+spectral form.
 
-Its covariance is ``sigma^2 D^1/2 (I + V^T Diag(exp v - 1) V) D^1/2``, with a diagonal ``D`` and ``k`` orthonormal rows
-``V``, as in VkD-CMA-ES (Akimoto and Hansen, 2016): memory and time are linear in the dimension ``d``. It approximates
-CMA-ES's rank-one update. In coordinates divided by ``D^1/2`` the average of old and new covariance is::
+Its covariance is ``sigma^2 D^1/2 (I + V^T Diag(exp v - 1) V) D^1/2``, with a diagonal ``D`` and
+``k`` orthonormal rows ``V``, as in VkD-CMA-ES (Akimoto and Hansen, 2016): memory and time are
+linear in the dimension ``d``. It approximates CMA-ES's rank-one update. In coordinates divided by
+``D^1/2`` the average of old and new covariance is::
 
     A = (1 - c) (I + V^T Diag(exp v - 1) V) + c p p^T
 
-where ``p`` is the path of the mean. Of the ``k + 1`` directions in which ``A`` is no multiple of the identity, the
-shortest, which is most like the rest, is given up, and the rest has the mean of what is left. ``D`` follows the squares
-of samples. What ``V`` says of few coordinates is better described by their scales, which slowly take it over.
+where ``p`` is the path of the mean. Of the ``k + 1`` directions in which ``A`` is no multiple of
+the identity, the shortest, which is most like the rest, is given up, and the rest has the mean of
+what is left. ``D`` follows the squares of samples. What ``V`` says of few coordinates is better
+described by their scales, which slowly take it over.
 
-In many dimensions a sample is good or bad mostly by where it lies along the slope. So bad samples tell as much as good
-ones, and have the same weights with another sign (Arnold, 2006); mirrored samples would tell nothing new. And the step
-size cannot wait for a path, which takes ``d`` generations: it follows the share of values that are better than those of
-the last generation (the population success rule of LM-CMA, Loshchilov, 2014). Nothing but the order of values counts.
+In many dimensions a sample is good or bad mostly by where it lies along the slope. So bad samples
+tell as much as good ones, and have the same weights with another sign (Arnold, 2006); mirrored
+samples would tell nothing new. And the step size cannot wait for a path, which takes ``d``
+generations: it follows the share of values that are better than those of the last generation (the
+population success rule of LM-CMA, Loshchilov, 2014). Nothing but the order of values counts.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from .sampling import REPULSION, Rates, assign, orthogonal, rates
 from .spectral import MAX_LOG_EIGS, within_range
 
 RANK = 16  # Directions, k
-CROWD = 3.0  # A population of a third of the dimension makes bad samples count half as much as good ones
+# A population of a third of the dimension makes bad samples count half as much as good ones
+CROWD = 3.0
 SPEED = 1.0  # Rate of the directions, c, for each 1 / d; that of the path is its root
 SCALE_SPEED = 2.0  # Rate of the scales, relative to that of ``separable``
 ABSORB = 0.3  # How fast scales take over what directions say of coordinates, relative to that rate
@@ -39,7 +44,9 @@ LARGEST = float(np.finfo(np.float64).max)
 
 @dataclass(frozen=True)
 class LowRankGaussian:
-    """A Gaussian with few directions that learns from ranked samples; all methods return a new one."""
+    """A Gaussian with few directions that learns from ranked samples; all methods
+    return a new one.
+    """
 
     mean: Array  # m, shape (d,)
     sigma: Array  # step size, a number
@@ -47,14 +54,18 @@ class LowRankGaussian:
     directions: Array  # V, shape (k, d)
     log_eigs: Array  # v, shape (k,)
     path: Array  # p, the path of the mean, in coordinates divided by D^1/2 and units of sigma
-    success: float = 0.0  # average of how much better generations are than those before, minus what is wanted
+    success: float = (
+        0.0  # average of how much better generations are than those before, minus what is wanted
+    )
     last: Array | None = None  # values of the last generation
 
     @classmethod
     def start(cls, mean: Array, sigma: float) -> LowRankGaussian:
         """Return the isotropic Gaussian around ``mean``, shape ``(d,)``."""
         zeros, k = np.zeros_like(mean), min(RANK, len(mean) - 1)
-        return cls(mean, np.array(float(sigma)), zeros, np.zeros((k, len(mean))), np.zeros(k), zeros)
+        return cls(
+            mean, np.array(float(sigma)), zeros, np.zeros((k, len(mean))), np.zeros(k), zeros
+        )
 
     def draw(self, rng: np.random.Generator, population: int) -> Array:
         """Return whitened samples ``z`` in orthogonal directions, shape ``(population, d)``."""
@@ -80,30 +91,43 @@ class LowRankGaussian:
         population, d = z.shape
         c = rates(d, population, separable=True)
         repulsion = d / (d + CROWD * population)
-        table = np.where(c.mean_weights < 0, c.mean_weights * (repulsion / REPULSION), c.mean_weights)
-        (weights,) = assign(values, table if values.min() < values.max() else 0 * table)  # a plateau tells nothing
+        table = np.where(
+            c.mean_weights < 0, c.mean_weights * (repulsion / REPULSION), c.mean_weights
+        )
+        # A plateau tells nothing
+        (weights,) = assign(values, table if values.min() < values.max() else 0 * table)
         y = self._stretched(z)
         step = weights @ y
         rate = min(0.5, SPEED / d)
         memory = rate**0.5
-        path = (1 - memory) * self.path + (memory * (2 - memory) / float(table @ table)) ** 0.5 * step
+        path = (1 - memory) * self.path + (
+            memory * (2 - memory) / float(table @ table)
+        ) ** 0.5 * step
         moved = replace(self, mean=self.mean + self._unit(stretch) * step, path=path)
         squares = weights @ (y * y) / self._diagonal() - weights.sum()
         return moved._sized(values)._scaled(squares, c)._turned(rate)
 
     def _sized(self, values: Array) -> LowRankGaussian:
-        """Adapt the step size: how many of all pairs of a value and a former one are in the right order."""
+        """Adapt the step size: how many of all pairs of a value and a former one are in the right
+        order.
+        """
         values, sigma, success = np.minimum(values, LARGEST), self.sigma, self.success
         if self.last is not None and len(self.last) == len(values):
-            better, worse = ((values < self.last[:, None]).mean(), (values > self.last[:, None]).mean())
-            wanted = wanted_success(len(values)) * (better + worse)  # on a plateau nothing can be wanted
+            better, worse = (
+                (values < self.last[:, None]).mean(),
+                (values > self.last[:, None]).mean(),
+            )
+            # On a plateau nothing can be wanted
+            wanted = wanted_success(len(values)) * (better + worse)
             gain = float(better - worse - wanted)
             success += SUCCESS_MEMORY * (gain - success)
             sigma = within_range(sigma * np.exp(success))
         return replace(self, sigma=sigma, success=success, last=values)
 
     def _scaled(self, squares: Array, c: Rates) -> LowRankGaussian:
-        """Learn scales from what good samples' squares are above those of bad ones, and from the path's squares."""
+        """Learn scales from what good samples' squares are above those of bad ones, and from the
+        path's squares.
+        """
         many, one = min(0.5, SCALE_SPEED * c.rank_many), min(0.5, SCALE_SPEED * c.rank_one)
         expected = self._diagonal()
         change = many * (squares + ABSORB * np.log(expected)) + one * (self.path**2 / expected - 1)
@@ -112,7 +136,8 @@ class LowRankGaussian:
         log_scales = np.clip(log_scales - center, -MAX_LOG_EIGS, MAX_LOG_EIGS)
         ratio = np.exp((self.log_scales - log_scales) / 2)
         sigma = within_range(self.sigma * np.exp(center / 2))
-        # Directions and path are where they were, in the new coordinates; `_turned` makes them orthonormal again.
+        # Directions and path are where they were, in the new coordinates; `_turned` makes them
+        # orthonormal again.
         path, directions = ratio * self.path, ratio * self.directions
         return replace(self, sigma=sigma, log_scales=log_scales, path=path, directions=directions)
 
@@ -124,7 +149,8 @@ class LowRankGaussian:
         basis, triangle = np.linalg.qr(rows.T)
         found, turn = np.linalg.eigh((triangle * weights) @ triangle.T)
         eigs = 1 - rate + np.maximum(found, 0.0)
-        rest = ((1 - rate) * (d - k - 1) + eigs[0]) / (d - k)  # eigenvalues rise, and the first one is given up
+        # Eigenvalues rise, and the first one is given up
+        rest = ((1 - rate) * (d - k - 1) + eigs[0]) / (d - k)
         log_eigs = np.clip(np.log(eigs[1:] / rest), 0.0, MAX_LOG_EIGS)
         return replace(self, directions=(basis @ turn[:, 1:]).T, log_eigs=log_eigs)
 
@@ -136,14 +162,19 @@ class LowRankGaussian:
         """Return the standard deviation of each coordinate."""
         return self._unit(None) * np.sqrt(self._diagonal())
 
-    axes = deviations  # The principal axes themselves would take time that is not linear in the dimension
+    # The principal axes themselves would take time that is not linear in the dimension
+    axes = deviations
 
     def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> LowRankGaussian:
-        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the other way."""
+        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the
+        other way.
+        """
         signs = np.where(flipped, -1.0, 1.0)
         return replace(self, mean=mean, path=signs * self.path, directions=signs * self.directions)
 
 
 def wanted_success(population: int) -> float:
-    """Return the share of better values minus that of worse ones at which the step size stays: 0.23 with 24 samples."""
+    """Return the share of better values minus that of worse ones at which the step size stays: 0.23
+    with 24 samples.
+    """
     return LEAST_SUCCESS + MORE_SUCCESS * population / (population + MANY)

@@ -1,4 +1,6 @@
-"""Runs of a search: when one is over, and how large the population, and how wide the start, of the next one is."""
+"""Runs of a search: when one is over, and how large the population, and how wide the start, of the
+next one is.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,13 +18,22 @@ from .spectral import Distribution
 
 ENDINGS = (
     Ending("target", "the target value is reached", success=True),
-    Ending("tolfun", "values differ by less than tolfun, in the population and over time", success=True),
+    Ending(
+        "tolfun", "values differ by less than tolfun, in the population and over time", success=True
+    ),
     Ending("tolx", "the standard deviations are all below tolx", success=True),
-    Ending("no_effect", "the distribution is so narrow that rounding swallows its samples", success=True),
+    Ending(
+        "no_effect",
+        "the distribution is so narrow that rounding swallows its samples",
+        success=True,
+    ),
     Ending("flat", "values have been equal for many generations"),
     Ending("stagnation", "values have stopped getting better"),
     Ending("condition", "the axes of the distribution differ by more than a factor 1e7"),
-    Ending("diverged", "the distribution grew ten thousandfold: sigma0 is much too small, or there is no minimum"),
+    Ending(
+        "diverged",
+        "the distribution grew ten thousandfold: sigma0 is much too small, or there is no minimum",
+    ),
     Ending("failed", "no evaluation has given a finite value"),
     Ending("max_evals", "the allowed evaluations are used up"),
     Ending("max_iter", "the allowed generations are used up"),
@@ -30,7 +41,8 @@ ENDINGS = (
     Ending("interrupted", "interrupted from the keyboard"),
     Ending("callback", "the callback asked to stop", success=True),
 )
-REASONS: Mapping[str, Ending] = {ending.reason: ending for ending in ENDINGS}  # What Search.stop() returns is a key
+# What Search.stop() returns is a key
+REASONS: Mapping[str, Ending] = {ending.reason: ending for ending in ENDINGS}
 
 MAX_CONDITION = 1e14
 MAX_GROWTH = 1e4
@@ -65,7 +77,11 @@ class Progress:
         self.median.append(float(ordered[(count - 1) // 2]))
         self.spread = high - low if math.isfinite(high) else math.inf
         # A quarter of the values equal to the best is enough: so many samples are on one plateau.
-        self.flat = self.flat + 1 if low == ordered[min(math.ceil(count / 4), count - 1)] and math.isfinite(low) else 0
+        self.flat = (
+            self.flat + 1
+            if low == ordered[min(math.ceil(count / 4), count - 1)] and math.isfinite(low)
+            else 0
+        )
 
     def reason(self, distribution: Distribution, population: int, scale: Array) -> str | None:
         """Return the name of the reason to end this run, if there is one."""
@@ -73,7 +89,9 @@ class Progress:
         if generations % CHECK_INTERVAL:
             return None
         window = 10 + math.ceil(30 * d / population)
-        if math.isinf(min(self.best)):  # as long as there is no value at all, nothing else can be said
+        if math.isinf(
+            min(self.best)
+        ):  # as long as there is no value at all, nothing else can be said
             return "failed" if generations >= window else None
         axes = distribution.axes()
         longest, shortest = float(axes.max()), float(axes.min())
@@ -83,7 +101,8 @@ class Progress:
                 return "failed"
             if self.flat >= window:
                 return "flat"
-            # Values that hardly differ mean convergence only where the distribution has become narrower.
+            # Values that hardly differ mean convergence only where the distribution has become
+            # narrower.
             narrower, change = longest < self.start_axis, max(recent) - min(recent)
             if narrower and change < self.tolfun and self.spread < self.tolfun:
                 return "tolfun"
@@ -100,8 +119,14 @@ class Progress:
         if longest > MAX_GROWTH * self.start_axis:
             return "diverged"
         slowness = 1 / getattr(distribution, "rate", 1.0)  # of searches that take parts of steps
-        patience = int(min(max(slowness * (100 + 100 * d**1.5 / population), 0.2 * generations), 20000))
-        if generations > patience and _no_better(self.best[-patience:]) and _no_better(self.median[-patience:]):
+        patience = int(
+            min(max(slowness * (100 + 100 * d**1.5 / population), 0.2 * generations), 20000)
+        )
+        if (
+            generations > patience
+            and _no_better(self.best[-patience:])
+            and _no_better(self.median[-patience:])
+        ):
             return "stagnation"
         return None
 
@@ -130,14 +155,20 @@ class Start:
 
 
 Schedule = Callable[[Start, int, np.random.Generator], "Start | None"]
-"""``schedule(ended, evals, rng)``: how a run began and what it used; returns how the next begins, ``None`` to stop."""
+"""``schedule(ended, evals, rng)``: how a run began and what it used; returns how the next begins,
+``None`` to stop.
+"""
 
 
 @dataclass
 class Restarts:
-    """Populations double (Auger and Hansen, 2005), with small runs in between (Hansen, 2009); what all have used."""
+    """Populations double (Auger and Hansen, 2005), with small runs in between (Hansen, 2009); what
+    all have used.
+    """
 
-    bipop: bool = False  # whether to make small, narrow runs while they have used less than the large ones
+    bipop: bool = (
+        False  # whether to make small, narrow runs while they have used less than the large ones
+    )
     first: int = 0  # population of the first run, once that is over
     doublings: int = 0  # how often the population has doubled
     large_evals: int = 0  # evaluations of the runs with growing populations
@@ -156,14 +187,21 @@ class Restarts:
         if self.bipop and self.doublings > 0 and self.small_evals < self.large_evals:
             ratio = 2**self.doublings / 2
             population = int(self.first * ratio ** (rng.uniform() ** 2))
-            return Start(even(population), 10 ** (-2 * rng.uniform()), max(1, self.last_large // 2), large=False)
+            return Start(
+                even(population),
+                10 ** (-2 * rng.uniform()),
+                max(1, self.last_large // 2),
+                large=False,
+            )
         self.doublings += 1
         return Start(self.first * 2**self.doublings)
 
 
 @dataclass
 class Tally:
-    """What descents and runs of the distribution have used and found, which tells what to do next."""
+    """What descents and runs of the distribution have used and found, which tells what
+    to do next.
+    """
 
     tolfun: float  # values that differ by less are equal
     descents: int = 0  # evaluations of all descents
@@ -173,13 +211,21 @@ class Tally:
 
     @property
     def descend(self) -> bool:
-        """Whether to descend from elsewhere: as long as it finds lower minima, and has used less than runs have."""
-        return math.isfinite(self.found) and self.descents < self.runs and self.found <= self.best + self.tolfun
+        """Whether to descend from elsewhere: as long as it finds lower minima, and has used less
+        than runs have.
+        """
+        return (
+            math.isfinite(self.found)
+            and self.descents < self.runs
+            and self.found <= self.best + self.tolfun
+        )
 
 
 SCHEDULES: Mapping[str, Schedule] = {"ipop": Restarts(), "bipop": Restarts(bipop=True)}
 
 
 def find_schedule(restarts: str | Schedule | None) -> Schedule | None:
-    """Return a schedule by its name, or of the user's own; a copy, because it remembers what it has seen."""
+    """Return a schedule by its name, or of the user's own; a copy, because it remembers what it has
+    seen.
+    """
     return None if restarts is None else deepcopy(choose(restarts, SCHEDULES, "restarts"))

@@ -1,8 +1,9 @@
-"""Samples: how they are drawn, how much each counts, and how fast to learn from them; how often, if there is noise.
+"""Samples: how they are drawn, how much each counts, and how fast to learn from them; how often, if
+there is noise.
 
-Of a noisy function, each generation evaluates a few samples once more. If that changes their rank by more than could be
-put up with, all samples are evaluated more often from then on, and their values averaged; if not, less often. (The
-measure is that of UH-CMA-ES, Hansen et al., 2009.)
+Of a noisy function, each generation evaluates a few samples once more. If that changes their rank
+by more than could be put up with, all samples are evaluated more often from then on, and their
+values averaged; if not, less often. (The measure is that of UH-CMA-ES, Hansen et al., 2009.)
 """
 
 import math
@@ -15,8 +16,12 @@ from numpy.typing import NDArray
 from ..core.numpy_twin import Array
 
 
-def mirrored_orthogonal(rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int) -> Array:
-    """Return orthogonal samples ``z`` and ``-z``; an odd population has one without a mirror image."""
+def mirrored_orthogonal(
+    rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int
+) -> Array:
+    """Return orthogonal samples ``z`` and ``-z``; an odd population has one without a
+    mirror image.
+    """
     z = orthogonal(rng, batch, (population + 1) // 2, d)
     return np.concatenate([z, -z], -2)[..., :population, :]
 
@@ -24,7 +29,8 @@ def mirrored_orthogonal(rng: np.random.Generator, batch: tuple[int, ...], popula
 def orthogonal(rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int) -> Array:
     """Return samples whose directions are orthogonal, as far as ``d`` of them can be.
 
-    Each sample alone is standard normal: its direction is uniform, and it keeps the length that it was drawn with.
+    Each sample alone is standard normal: its direction is uniform, and it keeps the length that it
+    was drawn with.
     """
     z = rng.standard_normal((*batch, population, d))
     lengths = np.sqrt((z * z).sum(-1, keepdims=True))
@@ -38,7 +44,8 @@ def orthonormal_rows(z: Array) -> Array:
     """Return what Gram and Schmidt make of ``k <= d`` rows, shape ``(*batch, k, d)``."""
     rows, d = z.shape[-2:]
     if 2 * rows <= d:
-        # Few random rows are far from dependent: the Cholesky factor of their products is exact enough, and faster.
+        # Few random rows are far from dependent: the Cholesky factor of their products is exact
+        # enough, and faster.
         return np.asarray(np.linalg.solve(np.linalg.cholesky(z @ z.swapaxes(-2, -1)), z))
     q, r = np.linalg.qr(z.swapaxes(-2, -1))
     # Directions are uniform only with a positive diagonal of R, whose signs QR leaves open.
@@ -47,14 +54,17 @@ def orthonormal_rows(z: Array) -> Array:
 
 
 def sanitize(values: Array) -> Array:
-    """Return the values with everything that is no finite number, a failure, ranked last: ``+inf``."""
+    """Return the values with everything that is no finite number, a failure, ranked
+    last: ``+inf``.
+    """
     return np.where(np.isfinite(values), values, np.inf)
 
 
 def assign(values: Array, *tables: Array) -> tuple[Array, ...]:
     """Give each sample its weight from each of several tables.
 
-    Samples with equal values share the mean of their weights: on a plateau, where all are equal, nothing is selected.
+    Samples with equal values share the mean of their weights: on a plateau, where all are equal,
+    nothing is selected.
     """
     order = values.argsort(-1)
     ordered = np.take_along_axis(values, order, -1)
@@ -76,17 +86,26 @@ def assign(values: Array, *tables: Array) -> tuple[Array, ...]:
 
 COVARIANCE_SPEED = 2.0  # Learning rates of the covariance, as multiples of CMA-ES's
 DAMPING = 0.5  # Damping of the step size, as a multiple of CMA-ES's
-REPULSION = 0.3  # How much of the weights of bad samples pushes the mean away from them; CMA-ES has 0
-TURN_INTERVAL = 20  # The basis turns every d / 20 generations: it costs d^3, and little changes in one generation
+REPULSION = (
+    0.3  # How much of the weights of bad samples pushes the mean away from them; CMA-ES has 0
+)
+# The basis turns every d / 20 generations: it costs d^3, and little changes in one generation
+TURN_INTERVAL = 20
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Constants of one generation, which depend on the dimension and the number of samples alone."""
+    """Constants of one generation, which depend on the dimension and the number of
+    samples alone.
+    """
 
-    weights: Array  # w_k of the covariance, by rank, best first; the better half positive with sum 1, the rest negative
+    # w_k of the covariance, by rank, best first; the better half positive with sum 1, the rest
+    # negative
+    weights: Array
     mean_weights: Array  # those of the mean, with smaller negative ones
-    mean_selected: float  # with how many independent samples the mean would move as much by chance, mu_eff
+    mean_selected: (
+        float  # with how many independent samples the mean would move as much by chance, mu_eff
+    )
     path: float  # rate of the path of the mean, c_c
     rank_one: float  # rate of its outer product, c_1
     rank_many: float  # rate of the samples' outer products, c_mu
@@ -114,7 +133,8 @@ def rates(d: int, population: int, separable: bool = False) -> Rates:
     total = min(total, (1 - rank_one - rank_many) / (d * rank_many))
     weights = np.where(raw > 0, raw / good.sum(), total * raw / bad.sum())
     mean_weights = np.where(raw > 0, weights, REPULSION * raw / bad.sum())
-    # How far the mean moves if the order is random. Samples are mirrored: each has its opposite among the others.
+    # How far the mean moves if the order is random. Samples are mirrored: each has its opposite
+    # among the others.
     squares, square = float((mean_weights**2).sum()), float(mean_weights.sum()) ** 2
     chance = squares - (square - squares) / (population - 1)
     weights.flags.writeable = mean_weights.flags.writeable = False
@@ -146,7 +166,8 @@ def even(population: int) -> int:
 
 
 TOLERANCE = 0.2  # Rank changes below this quantile of random ones are put up with
-GROWTH, DECAY = 1.5, 0.9  # How the number of evaluations changes where there is too much noise, and where there is not
+# How the number of evaluations changes where there is too much noise, and where there is not
+GROWTH, DECAY = (1.5, 0.9)
 
 
 @dataclass
@@ -162,7 +183,9 @@ class Reevaluation:
         return max(2, int(self.repeats))
 
     def plan(self, population: int, left: int) -> NDArray[np.int64]:
-        """Return which sample each evaluation is of: all ``repeats`` times, then a few once more."""
+        """Return which sample each evaluation is of: all ``repeats`` times, then a few
+        once more.
+        """
         repeats, again = int(self.repeats), max(2, population // 5) if self.most > 1 else 0
         if repeats * population + again > left:
             population = min(population, left)
@@ -178,7 +201,8 @@ class Reevaluation:
         again = values[population * repeats :]
         if not len(again):
             return first
-        # Before the first look is beyond doubt, do not react to it strongly: one step in either direction.
+        # Before the first look is beyond doubt, do not react to it strongly: one step in either
+        # direction.
         change = GROWTH if rank_change(first, again) > 0 else DECAY
         self.repeats = float(np.clip(self.repeats * change, 1.0, self.most))
         means = first.copy()
@@ -193,7 +217,9 @@ def mean(values: Array) -> Array:
 
 
 def rank_change(first: Array, again: Array) -> float:
-    """Return by how much rank changes exceed the tolerated ones, on average over the samples evaluated again."""
+    """Return by how much rank changes exceed the tolerated ones, on average over the samples
+    evaluated again.
+    """
     count = len(again)
     together = np.concatenate([first, again])
     ranks = together.argsort(kind="stable").argsort() + 1

@@ -1,4 +1,6 @@
-"""The whole state of a search as plain arrays and numbers, and back: unlike a pickle, it can be read from strangers."""
+"""The whole state of a search as plain arrays and numbers, and back: unlike a pickle, it can be
+read from strangers.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def save(search: Search) -> dict[str, Any]:
 
 
 def load(search: Search, state: Mapping[str, Any]) -> None:
-    """Give a search, started with the same arguments, the state that another one had; or leave it as it is."""
+    """Give a search, started with the same arguments, the state that another one had; or leave it
+    as it is.
+    """
     try:
         attributes = _read(search, state)
     except (AttributeError, KeyError, TypeError) as error:
@@ -58,10 +62,19 @@ def _read(search: Search, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes that a search gets from a state."""
     loaded = state["distribution"]
     kinds = {frozenset(_entries(kind)): kind for kind in search.kinds()}
-    if frozenset(loaded) not in kinds or np.shape(loaded.get("mean", search._start)) != (search.dimension,):
-        raise ValueError("the state is of a search with another method or dimension: start with the same arguments")
-    if (state["restarts"] is None) != (search._restarts is None) or (state["noise"] is None) != (search.noise is None):
-        raise ValueError("the state is of a search with other restarts or noise: start with the same arguments")
+    if frozenset(loaded) not in kinds or np.shape(loaded.get("mean", search._start)) != (
+        search.dimension,
+    ):
+        raise ValueError(
+            "the state is of a search with another method or dimension: start with the same "
+            "arguments"
+        )
+    if (state["restarts"] is None) != (search._restarts is None) or (state["noise"] is None) != (
+        search.noise is None
+    ):
+        raise ValueError(
+            "the state is of a search with other restarts or noise: start with the same arguments"
+        )
     distribution = _rebuild(kinds[frozenset(loaded)], loaded)
     rng = np.random.default_rng()
     rng.bit_generator.state = state["rng"]
@@ -91,7 +104,9 @@ def _read(search: Search, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rebuild(kind: Any, loaded: Mapping[str, Any]) -> Any:
-    """Return a distribution of a kind with other entries, if they fit; some may be distributions themselves."""
+    """Return a distribution of a kind with other entries, if they fit; some may be distributions
+    themselves.
+    """
     own, entries = _entries(kind), dict(loaded)
     for name, value in loaded.items():
         if isinstance(own[name], dict):
@@ -101,7 +116,10 @@ def _rebuild(kind: Any, loaded: Mapping[str, Any]) -> Any:
             continue
         fits = own[name] is None or value is None or np.shape(value) == np.shape(own[name])
         if not fits or (value is not None and not np.isfinite(value).all()):
-            raise ValueError(f"the state is damaged: {name!r} of its distribution has another shape, or is not finite")
+            raise ValueError(
+                f"the state is damaged: {name!r} of its distribution has another shape, or is not "
+                "finite"
+            )
     return replace(kind, **entries)
 
 
@@ -109,14 +127,27 @@ def _entries(thing: Any) -> dict[str, Any]:
     """Return the entries of a dataclass, without copying them."""
     if not is_dataclass(thing):
         got = type(thing).__name__
-        raise TypeError(f"a state needs a method that makes dataclasses, got {got}: pickle the search instead")
+        raise TypeError(
+            f"a state needs a method that makes dataclasses, got {got}: pickle the search instead"
+        )
     entries = {entry.name: getattr(thing, entry.name) for entry in fields(thing)}
-    return {name: _entries(value) if is_dataclass(value) else value for name, value in entries.items()}
+    return {
+        name: _entries(value) if is_dataclass(value) else value for name, value in entries.items()
+    }
 
 
 def _read_history(state: Mapping[str, Any]) -> History:
     """Return a history of lists that are equally long and hold numbers."""
-    stride, seen, *lists = (np.array(state[name], dtype=float).tolist() for name in ("stride", "seen", *LISTS))
-    if stride < 1 or seen < 0 or {len(records) for records in lists} != {len(lists[0])} or len(lists[0]) >= LIMIT:
+    stride, seen, *lists = (
+        np.array(state[name], dtype=float).tolist() for name in ("stride", "seen", *LISTS)
+    )
+    if (
+        stride < 1
+        or seen < 0
+        or {len(records) for records in lists} != {len(lists[0])}
+        or len(lists[0]) >= LIMIT
+    ):
         raise ValueError("the state is damaged: its history is not one of a search")
-    return History(**{name: list(state[name]) for name in LISTS}, stride=int(stride), seen=int(seen))
+    return History(
+        **{name: list(state[name]) for name in LISTS}, stride=int(stride), seen=int(seen)
+    )

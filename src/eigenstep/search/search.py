@@ -10,18 +10,31 @@ from ..core.numpy_twin import Array
 from . import saved
 from .choice import Choice
 from .descent import Descent
-from .domain import Domain, Form, Point, check_options, check_population, check_start, read_sigma, read_vector, to_numpy
+from .domain import (
+    Domain,
+    Form,
+    Point,
+    check_options,
+    check_population,
+    check_start,
+    read_sigma,
+    read_vector,
+    to_numpy,
+)
 from .history import Asked, History
 from .runs import Progress, Schedule, Start, Tally, find_schedule, known_reason
 from .sampling import Reevaluation, default_population, even, sanitize
 from .spectral import Begin, Distribution
 
-LONGEST_INJECTION = 2.0  # Other points count as if at most this many times as far away as samples usually are
+LONGEST_INJECTION = (
+    2.0  # Other points count as if at most this many times as far away as samples usually are
+)
 FAILED_RESTARTS = 3  # Restarts elsewhere as long as no evaluation has given a finite value
 
 
 class Search:
-    """Minimize a function of which only values are known, by asking for points and telling their values.
+    """Minimize a function of which only values are known, by asking for points and telling their
+    values.
 
     >>> search = Search([1.0, 2.0, 3.0], 0.5, seed=0, target=1e-10)
     >>> while not search.stop():
@@ -54,34 +67,36 @@ class Search:
     ) -> None:
         """Start a search.
 
-        Args:
-            x0: where to start, a vector; points have its type (numpy or torch, with device and dtype). Or a function
-                of a numpy generator that returns a start, for each restart a new one.
-            sigma0: how far from ``x0`` to look at first, one standard deviation or one for each coordinate: a third of
-                the distance to where the minimum might be.
-            method: "spectral" sees only the order of values and learns all correlations, "surrogate" has a quadratic
-                model beside it, "separable" learns scales alone, "lowrank" also a few directions, "cautious" is for
-                noise; "auto", the default of ``minimize``, is one of them after a descent where values may be smooth.
-                Or a function ``method(mean, sigma)`` that returns a ``Distribution``, or a class with such a ``start``.
-            population: points in each generation, more to search more globally; by default ``4 + 3 log d``, made even.
-            bounds: ``(lower, upper)``, numbers or vectors or ``None``, or one such pair for each coordinate.
-            integers: indices of coordinates that must be integers.
-            categories: indices of coordinates that are categories without order, and how many values each has: these
-                are 0, 1 and so on. At first all are equally likely, whatever ``x0`` says.
-            restarts: what to do at a local minimum: stop (``None``); start again with twice the population ("ipop"); or
-                do so alternately with small, narrow runs ("bipop"), at random points if all coordinates have bounds,
-                else at ``x0``. Or a function (``eigenstep.search.runs.Schedule``). Few where no value is finite.
-            noisy: the function gives other values each time: evaluate again, or learn less of each value ("cautious").
-            seed: the same seed gives the same search.
-            target: stop at this value.
-            max_evals: stop after so many evaluations, by default 10,000 times the dimension.
-            max_iter: stop after so many generations.
-            max_seconds: stop after this time.
-            max_restarts: stop after so many restarts; any number by default.
-            tolfun: a run ends where values differ by less than this.
-            tolx: a run ends where all standard deviations are smaller than this.
+        Args: x0: where to start, a vector; points have its type (numpy or torch, with device and
+            dtype). Or a function of a numpy generator that returns a start, for each restart a new
+            one. sigma0: how far from ``x0`` to look at first, one standard deviation or one for
+            each coordinate: a third of the distance to where the minimum might be. method:
+            "spectral" sees only the order of values and learns all correlations, "surrogate" has a
+            quadratic model beside it, "separable" learns scales alone, "lowrank" also a few
+            directions, "cautious" is for noise; "auto", the default of ``minimize``, is one of them
+            after a descent where values may be smooth. Or a function ``method(mean, sigma)`` that
+            returns a ``Distribution``, or a class with such a ``start``. population: points in each
+            generation, more to search more globally; by default ``4 + 3 log d``, made even. bounds:
+            ``(lower, upper)``, numbers or vectors or ``None``, or one such pair for each
+            coordinate. integers: indices of coordinates that must be integers. categories: indices
+            of coordinates that are categories without order, and how many values each has: these
+            are 0, 1 and so on. At first all are equally likely, whatever ``x0`` says. restarts:
+            what to do at a local minimum: stop (``None``); start again with twice the population
+            ("ipop"); or do so alternately with small, narrow runs ("bipop"), at random points if
+            all coordinates have bounds, else at ``x0``. Or a function
+            (``eigenstep.search.runs.Schedule``). Few where no value is finite. noisy: the function
+            gives other values each time: evaluate again, or learn less of each value ("cautious").
+            seed: the same seed gives the same search. target: stop at this value. max_evals: stop
+            after so many evaluations, by default 10,000 times the dimension. max_iter: stop after
+            so many generations. max_seconds: stop after this time. max_restarts: stop after so many
+            restarts; any number by default. tolfun: a run ends where values differ by less than
+            this. tolx: a run ends where all standard deviations are smaller than this.
         """
-        numbers: Any = {"tolfun": (tolfun, 0.0), "tolx": (tolx, 0.0), "max_seconds": (max_seconds, 0.0)}
+        numbers: Any = {
+            "tolfun": (tolfun, 0.0),
+            "tolx": (tolx, 0.0),
+            "max_seconds": (max_seconds, 0.0),
+        }
         sizes = {"max_evals": max_evals, "max_iter": max_iter, "max_restarts": max_restarts}
         check_options(sizes=sizes, numbers={**numbers, "target": (target, -np.inf)})
         check_population(population)
@@ -102,7 +117,12 @@ class Search:
         self._tolfun, self._tolx = tolfun, tolx
         self._present = Start(even(default_population(d)) if population is None else population)
         self._tally, self._used = Tally(tolfun), 0
-        told: Any = {"exact": self._form.exact, "noisy": noisy, "max_evals": self.max_evals, "tolfun": tolfun}
+        told: Any = {
+            "exact": self._form.exact,
+            "noisy": noisy,
+            "max_evals": self.max_evals,
+            "tolfun": tolfun,
+        }
         self._choice = Choice.make(method, self._domain, **told)
         self.decisions = list(self._choice.reasons)
         self._restarts = find_schedule(restarts)
@@ -121,14 +141,18 @@ class Search:
     def _begin(self, start: Array, begin: Begin | None = None) -> None:
         """Begin a run, the first or one after a restart; or the descent before it."""
         sigma = self._sigma0 * self._present.width
-        self.distribution: Distribution = (begin or self._choice.begin)(self._domain.encode(start), sigma)
+        self.distribution: Distribution = (begin or self._choice.begin)(
+            self._domain.encode(start), sigma
+        )
         self._progress = Progress(sigma, self._tolfun, self._tolx)
         self._run_start = self.evaluations
         self._asked = None
 
     def kinds(self) -> list[Distribution]:
         """Return an example of each kind of distribution that this search may have."""
-        begins = [begin for begin in (self._choice.begin, self._choice.descend) if begin is not None]
+        begins = [
+            begin for begin in (self._choice.begin, self._choice.descend) if begin is not None
+        ]
         return [begin(self._domain.encode(self._start), self._sigma0) for begin in begins]
 
     @property
@@ -163,11 +187,15 @@ class Search:
 
     def repeat_mean(self, times: int) -> Point:
         """Return the center of the distribution several times, as rows, to have it evaluated."""
-        return self._form.make(np.repeat(self._domain.decode(self.distribution.mean)[None], times, 0))
+        return self._form.make(
+            np.repeat(self._domain.decode(self.distribution.mean)[None], times, 0)
+        )
 
     @property
     def sigma(self) -> float:
-        """Step size: the typical distance of samples from the mean, in units of ``sigma0`` if that is a vector."""
+        """Step size: the typical distance of samples from the mean, in units of ``sigma0`` if that
+        is a vector.
+        """
         return float(self.distribution.sigma)
 
     @property
@@ -176,15 +204,20 @@ class Search:
         return None if self.best_x is None else self._form.make(self.best_x)
 
     def inject(self, points: Point) -> None:
-        """Propose a point of your own, or several as rows, which the next ``ask`` will return among its points."""
+        """Propose a point of your own, or several as rows, which the next ``ask`` will return among
+        its points.
+        """
         rows = np.atleast_2d(to_numpy(points)).copy()
         self._check_points(rows)
         self._injected.extend(rows)
 
     def ask(self) -> Point:
-        """Return the points to evaluate next, as rows; with ``noisy=True`` some or all more than once."""
+        """Return the points to evaluate next, as rows; with ``noisy=True`` some or all more than
+        once.
+        """
         left = self.max_evals - self._reserved() - self.evaluations
-        left = max(left, 1) if self._reason is None else 10**18  # whoever goes on after the end may do so
+        # Whoever goes on after the end may do so
+        left = max(left, 1) if self._reason is None else 10**18
         plan = None if self.noise is None else self.noise.plan(self.population, left)
         population = min(getattr(self.distribution, "points", self.population), left)
         z = self.distribution.draw(self._rng, population)
@@ -192,7 +225,8 @@ class Search:
         for row in range(min(len(self._injected), population)):
             x[-1 - row] = self._injected.pop(0)
             z[-1 - row] = np.nan  # computed by `tell`
-        x = to_numpy(self._form.make(x))  # as the user will give it back, rounded to his number format
+        # As the user will give it back, rounded to his number format
+        x = to_numpy(self._form.make(x))
         self._asked = Asked(x, z, plan)
         if self._clock is None:
             self._clock = time.monotonic()
@@ -201,14 +235,17 @@ class Search:
     def tell(self, points: Point, values: object) -> None:
         """Learn from points and their values.
 
-        Args:
-            points: what ``ask`` returned, in any order; or points of your own, at least two.
-            values: one for each point. What is not a finite number counts as a failure: worse than all others.
+        Args: points: what ``ask`` returned, in any order; or points of your own, at least two.
+            values: one for each point. What is not a finite number counts as a failure: worse than
+            all others.
         """
         x, told = self._read(points, values)
         asked = self._asked
         if len(x) < 2 and (asked is None or not np.array_equal(x, asked.points)):
-            raise ValueError(f"tell needs one value for each of at least two points, got {len(told)} for {len(x)}")
+            raise ValueError(
+                f"tell needs one value for each of at least two points, got {len(told)} for "
+                f"{len(x)}"
+            )
         self._count(told)
         if asked is not None and asked.plan is not None and np.array_equal(x, asked.points):
             assert self.noise is not None
@@ -225,7 +262,9 @@ class Search:
         self._look()
 
     def see(self, points: Point, values: object) -> None:
-        """Take note of values without learning from them; arguments as for ``tell``, but any number of points."""
+        """Take note of values without learning from them; arguments as for ``tell``, but any number
+        of points.
+        """
         if len(points):
             x, told = self._read(points, values)
             self._count(told)
@@ -233,8 +272,14 @@ class Search:
                 self._keep_best(x, sanitize(told))
 
     def stop(self) -> str | None:
-        """Return why the search is over, one of ``eigenstep.search.REASONS``, or ``None`` while it goes on."""
-        if self._reason is None and self._max_seconds is not None and self.seconds >= self._max_seconds:
+        """Return why the search is over, one of ``eigenstep.search.REASONS``, or ``None`` while it
+        goes on.
+        """
+        if (
+            self._reason is None
+            and self._max_seconds is not None
+            and self.seconds >= self._max_seconds
+        ):
             self._reason = "max_seconds"
         return self._reason
 
@@ -248,17 +293,24 @@ class Search:
         return self._seconds + (0.0 if self._clock is None else time.monotonic() - self._clock)
 
     def _stretch(self) -> Array | None:
-        return self._domain.stretch(self.distribution.deviations(), self.population) if self._domain.whole else None
+        return (
+            self._domain.stretch(self.distribution.deviations(), self.population)
+            if self._domain.whole
+            else None
+        )
 
     def _reserved(self) -> int:
-        return 0 if self.noise is None else self.noise.final  # for the answer, which has to be evaluated anew
+        # For the answer, which has to be evaluated anew
+        return 0 if self.noise is None else self.noise.final
 
     def _read(self, points: Point, values: object) -> tuple[Array, Array]:
         x = np.atleast_2d(to_numpy(points))
         told = to_numpy(values).reshape(-1)
         self._check_points(x)
         if len(told) != len(x):
-            raise ValueError(f"tell needs one value for each of the points, got {len(told)} for {len(x)}")
+            raise ValueError(
+                f"tell needs one value for each of the points, got {len(told)} for {len(x)}"
+            )
         return x, told
 
     def _count(self, told: Array) -> None:
@@ -274,10 +326,14 @@ class Search:
         stretch = self._stretch()
         self.distribution = self.distribution.update(self._whitened(x, stretch), told, stretch)
         if self._domain.bounded:
-            self.distribution = self.distribution.reflected(*self._domain.fold(self.distribution.mean))
+            self.distribution = self.distribution.reflected(
+                *self._domain.fold(self.distribution.mean)
+            )
 
     def _whitened(self, x: Array, stretch: Array | None) -> Array:
-        """Return the ``z`` of points: those they were made of, or, for other points, shortened ones."""
+        """Return the ``z`` of points: those they were made of, or, for other points, shortened
+        ones.
+        """
         found = np.full(x.shape, np.nan) if self._asked is None else self._asked.sources(x)
         own = np.isnan(found).any(-1)
         if own.any():
@@ -336,7 +392,9 @@ class Search:
             self._tally.runs, self._used = self._tally.runs + used, used
             self._tally.best = min(self._tally.best, *self._progress.best)
         most = self._max_restarts
-        if reason == "failed" and self.best is None:  # again at the same point it would be no better, elsewhere it may
+        if (
+            reason == "failed" and self.best is None
+        ):  # again at the same point it would be no better, elsewhere it may
             few = FAILED_RESTARTS if self._x0 is not None or self._domain.boxed else 0
             most = few if most is None else min(most, few)
         if self._restarts is None or (most is not None and self.restarts >= most):
@@ -359,11 +417,15 @@ class Search:
         self._begin(self._new_start())
 
     def _end_descent(self, descent: Descent, used: int) -> None:
-        """Take note of a descent; after the first one begin the search, if that has found a minimum where it began."""
+        """Take note of a descent; after the first one begin the search, if that has found a minimum
+        where it began.
+        """
         found = descent.over == "converged"
         self._tally.descents += used
         self._tally.found = min(self._tally.found, descent.value if found else np.inf)
-        where = f"found a minimum, {descent.value:.6g}," if found else f"gave up at {descent.value:.6g}"
+        where = (
+            f"found a minimum, {descent.value:.6g}," if found else f"gave up at {descent.value:.6g}"
+        )
         self.decisions.append(f"the descent {where} after {used} evaluations")
         if not self._tally.runs:
             self._begin(self._domain.decode(descent.start if found else descent.mean))
@@ -377,7 +439,9 @@ class Search:
 
     def _check_points(self, rows: Array) -> None:
         if rows.ndim != 2 or rows.shape[1] != self.dimension:
-            raise ValueError(f"points must have {self.dimension} coordinates each, got shape {rows.shape}")
+            raise ValueError(
+                f"points must have {self.dimension} coordinates each, got shape {rows.shape}"
+            )
         if not np.isfinite(rows).all():
             raise ValueError("points must be finite")
         if self._domain.bounded and not self._domain.contains(rows):
@@ -388,7 +452,9 @@ class Search:
         return saved.save(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another search, started with the same arguments, was when its ``state_dict`` was taken."""
+        """Go on where another search, started with the same arguments, was when its ``state_dict``
+        was taken.
+        """
         saved.load(self, state)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,15 +1,19 @@
-"""The search distribution in spectral form, ``N(m, sigma^2 B Diag(exp v) B^T)``, and how it learns from ranked samples.
+"""The search distribution in spectral form, ``N(m, sigma^2 B Diag(exp v) B^T)``, and how it learns
+from ranked samples.
 
-The update is CMA-ES's: paths of the mean, a rank-one and a rank-many update with negative weights, and a step size that
-follows the length of a whitened path. But no covariance is decomposed: in the eigenbasis that of old and new is::
+The update is CMA-ES's: paths of the mean, a rank-one and a rank-many update with negative weights,
+and a step size that follows the length of a whitened path. But no covariance is decomposed: in the
+eigenbasis that of old and new is::
 
     A = (1 - c_1 - c_mu sum_k w_k) Diag(exp v) + c_1 p p^T + c_mu sum_k w_k y_k y_k^T
 
-The basis turns by ``B <- B Cayley(N)``, where ``N_ij`` is, for small angles, half the Jacobi angle that diagonalizes
-``A`` in the plane of axes ``i`` and ``j``, and the eigenvalues become the Rayleigh quotients of ``A`` along the new
-axes. This is the step of ``eigenstep.core.step`` with pairwise rotations, in parts of ``eigenstep.core.numpy_twin``.
+The basis turns by ``B <- B Cayley(N)``, where ``N_ij`` is, for small angles, half the Jacobi angle
+that diagonalizes ``A`` in the plane of axes ``i`` and ``j``, and the eigenvalues become the
+Rayleigh quotients of ``A`` along the new axes. This is the step of ``eigenstep.core.step`` with
+pairwise rotations, in parts of ``eigenstep.core.numpy_twin``.
 
-Without a basis, memory and time are linear in the dimension. Leading dimensions of all arrays are searches in parallel.
+Without a basis, memory and time are linear in the dimension. Leading dimensions of all arrays are
+searches in parallel.
 """
 
 from __future__ import annotations
@@ -21,13 +25,23 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.numpy_twin import Array, bounded, cayley, diagonal, rayleigh_quotients, reorthonormalize, transpose
+from ..core.numpy_twin import (
+    Array,
+    bounded,
+    cayley,
+    diagonal,
+    rayleigh_quotients,
+    reorthonormalize,
+    transpose,
+)
 from .sampling import Rates, assign, mirrored_orthogonal, rates
 
 MAX_LOG_EIGS = 18.0  # Bound of the logarithms around their mean: a condition number of 4e15
 MAX_CHANGE = 2.0  # Largest change of the logarithm of an eigenvalue in one turn
 SIGMA_RANGE = (1e-150, 1e150)  # Step sizes beyond this would overflow somewhere
-REPAIR_INTERVAL = 100  # Turns between two steps that remove what rounding has cost the basis of its orthogonality
+REPAIR_INTERVAL = (
+    100  # Turns between two steps that remove what rounding has cost the basis of its orthogonality
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,9 @@ class SpectralGaussian:
     basis: Array | None  # B, shape (*batch, d, d), or None for a diagonal covariance
     path: Array  # p, the path of the mean, in the coordinates of the eigenbasis and units of sigma
     step_path: Array  # the whitened path that controls sigma, in the coordinates of the eigenbasis
-    average: Array | None = None  # A while turns wait for several generations, shape (*batch, d, d); else None
+    average: Array | None = (
+        None  # A while turns wait for several generations, shape (*batch, d, d); else None
+    )
     generation: int = 0  # how many updates there were
     turns: int = 0  # how many times the basis has turned
     waiting: int = 0  # generations since it did
@@ -60,7 +76,9 @@ class SpectralGaussian:
 
     def sample(self, z: Array, stretch: Array | None = None) -> Array:
         """Return ``m + sigma B Diag(exp v/2) z``."""
-        deviations = self.sigma[..., None, None] * self._turn_back(z * np.exp(self.log_eigs / 2)[..., None, :])
+        deviations = self.sigma[..., None, None] * self._turn_back(
+            z * np.exp(self.log_eigs / 2)[..., None, :]
+        )
         return self.mean[..., None, :] + (deviations if stretch is None else stretch * deviations)
 
     def whiten(self, x: Array, stretch: Array | None = None) -> Array:
@@ -87,7 +105,10 @@ class SpectralGaussian:
         weights = c.rank_many * np.where(weights < 0, weights * (d / lengths), weights)
         path, eigs = moved.path, scale * scale
         if self.basis is None:
-            eigs = eigs * (keep + (weights[..., None, :] @ squares)[..., 0, :]) + c.rank_one * path * path
+            eigs = (
+                eigs * (keep + (weights[..., None, :] @ squares)[..., 0, :])
+                + c.rank_one * path * path
+            )
             return moved._with_eigs(eigs)
         y = z * scale[..., None, :]
         average = transpose(y * weights[..., None]) @ y
@@ -100,10 +121,18 @@ class SpectralGaussian:
             return replace(moved, average=average, waiting=self.waiting + 1)
         return moved._turned(average)
 
-    def _moved(self, c: Rates, step: Array, scale: Array, stretch: Array | None) -> tuple[SpectralGaussian, Array]:
-        """Return the Gaussian after its mean has made a whitened step, and how much of its covariance to keep."""
+    def _moved(
+        self, c: Rates, step: Array, scale: Array, stretch: Array | None
+    ) -> tuple[SpectralGaussian, Array]:
+        """Return the Gaussian after its mean has made a whitened step, and how much of its
+        covariance to keep.
+        """
         d = step.shape[-1]
-        move = self.rate * self.sigma[..., None] * self._turn_back((step * scale)[..., None, :])[..., 0, :]
+        move = (
+            self.rate
+            * self.sigma[..., None]
+            * self._turn_back((step * scale)[..., None, :])[..., 0, :]
+        )
         mean = self.mean + (move if stretch is None else stretch * move)
 
         # The step size grows while steps point in one direction, and falls while they cancel.
@@ -113,17 +142,27 @@ class SpectralGaussian:
         factor = self.rate * c.step_path / c.step_damping * (np.sqrt(squared) / c.expected_norm - 1)
         sigma = within_range(self.sigma * np.exp(np.minimum(factor, 1.0)))
 
-        # Where sigma is about to grow much, the path of the mean waits: it would only stretch the covariance, too.
+        # Where sigma is about to grow much, the path of the mean waits: it would only stretch the
+        # covariance, too.
         settled = 1 - (1 - c.step_path) ** (2 * self.generation + 2)
         moving = (squared < (2 + 4 / (d + 1)) * d * settled)[..., None].astype(np.float64)
         gain = (c.path * (2 - c.path) * c.mean_selected) ** 0.5
         path = (1 - c.path) * self.path + (gain * moving) * (step * scale)
         keep = 1 - c.rank_one * (1 - (1 - moving) * c.path * (2 - c.path))
-        moved = replace(self, mean=mean, sigma=sigma, path=path, step_path=step_path, generation=self.generation + 1)
+        moved = replace(
+            self,
+            mean=mean,
+            sigma=sigma,
+            path=path,
+            step_path=step_path,
+            generation=self.generation + 1,
+        )
         return moved, keep
 
     def _turned(self, average: Array) -> SpectralGaussian:
-        """Take the core's step: generator and map of the average, turn the basis, Rayleigh quotients."""
+        """Take the core's step: generator and map of the average, turn the basis, Rayleigh
+        quotients.
+        """
         assert self.basis is not None
         turn = cayley(bounded(average))
         basis = self.basis @ turn
@@ -132,18 +171,31 @@ class SpectralGaussian:
         # The paths are held in the coordinates of the basis, so they turn back.
         path, step_path = ((p[..., None, :] @ turn)[..., 0, :] for p in (self.path, self.step_path))
         turned = replace(
-            self, basis=basis, path=path, step_path=step_path, average=None, turns=self.turns + 1, waiting=0
+            self,
+            basis=basis,
+            path=path,
+            step_path=step_path,
+            average=None,
+            turns=self.turns + 1,
+            waiting=0,
         )
         return turned._with_eigs(rayleigh_quotients(average, turn))
 
     def _with_eigs(self, eigs: Array) -> SpectralGaussian:
         """Return the Gaussian with new eigenvalues, whose geometric mean moves into sigma."""
         log_eigs = np.log(np.maximum(eigs, 1e-300))
-        log_eigs = np.minimum(np.maximum(log_eigs, self.log_eigs - MAX_CHANGE), self.log_eigs + MAX_CHANGE)
+        log_eigs = np.minimum(
+            np.maximum(log_eigs, self.log_eigs - MAX_CHANGE), self.log_eigs + MAX_CHANGE
+        )
         center = log_eigs.sum(-1, keepdims=True) / log_eigs.shape[-1]
         log_eigs = np.minimum(np.maximum(log_eigs - center, -MAX_LOG_EIGS), MAX_LOG_EIGS)
         scale = np.exp(center / 2)
-        return replace(self, sigma=within_range(self.sigma * scale[..., 0]), log_eigs=log_eigs, path=self.path / scale)
+        return replace(
+            self,
+            sigma=within_range(self.sigma * scale[..., 0]),
+            log_eigs=log_eigs,
+            path=self.path / scale,
+        )
 
     def deviations(self) -> Array:
         """Return the standard deviation of each coordinate, shape ``(*batch, d)``."""
@@ -157,10 +209,14 @@ class SpectralGaussian:
         return self.sigma[..., None] * np.exp(self.log_eigs / 2)
 
     def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> SpectralGaussian:
-        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the other way."""
+        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the
+        other way.
+        """
         signs = np.where(flipped, -1.0, 1.0)
         if self.basis is None:
-            return replace(self, mean=mean, path=signs * self.path, step_path=signs * self.step_path)
+            return replace(
+                self, mean=mean, path=signs * self.path, step_path=signs * self.step_path
+            )
         return replace(self, mean=mean, basis=signs[..., None] * self.basis)
 
     def _turn_back(self, x: Array) -> Array:
@@ -176,7 +232,8 @@ def within_range(sigma: Array) -> Array:
 class Distribution(Protocol):
     """Where to look next: something that samples points, and learns from the order of their values.
 
-    It never changes: what learns is the copy that ``update`` returns. Arrays are float64, samples rows, without bounds.
+    It never changes: what learns is the copy that ``update`` returns. Arrays are float64, samples
+    rows, without bounds.
     """
 
     @property
@@ -188,16 +245,22 @@ class Distribution(Protocol):
         """The step size, a number or an array without axes."""
 
     def draw(self, rng: np.random.Generator, population: int) -> Array:
-        """Return what samples are made of, ``z``, shape ``(population, d)``: standard normal, or nearly so."""
+        """Return what samples are made of, ``z``, shape ``(population, d)``: standard normal, or
+        nearly so.
+        """
 
     def sample(self, z: Array, stretch: Array | None = None) -> Array:
-        """Return the samples made of ``z``; ``stretch`` multiplies the coordinates' deviations from the mean."""
+        """Return the samples made of ``z``; ``stretch`` multiplies the coordinates' deviations from
+        the mean.
+        """
 
     def whiten(self, x: Array, stretch: Array | None = None) -> Array:
         """Return the ``z`` of samples, the inverse of ``sample``."""
 
     def update(self, z: Array, values: Array, stretch: Array | None = None) -> Distribution:
-        """Return what is learned from samples, at least two, and their values; failures have the value ``inf``."""
+        """Return what is learned from samples, at least two, and their values; failures have the
+        value ``inf``.
+        """
 
     def deviations(self) -> Array:
         """Return the standard deviations of the coordinates, shape ``(d,)``."""
@@ -206,7 +269,10 @@ class Distribution(Protocol):
         """Return the lengths of the principal axes, shape ``(d,)``."""
 
     def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> Distribution:
-        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the other way."""
+        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the
+        other way.
+        """
 
 
-Begin = Callable[[Array, float], Distribution]  # begin(mean, sigma) returns the distribution that a run starts with
+# Begin(mean, sigma) returns the distribution that a run starts with
+Begin = Callable[[Array, float], Distribution]

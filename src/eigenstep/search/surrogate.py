@@ -1,10 +1,12 @@
-"""A quadratic model of the function, fitted to the points evaluated last, that proposes and sorts out samples.
+"""A quadratic model of the function, fitted to the points evaluated last, that proposes and sorts
+out samples.
 
-The model lives in the whitened coordinates of the Gaussian, in its eigenbasis: linear, with a diagonal or with a full
-Hessian, as the number of points allows. Before it sees the values of a generation, it predicts them. Only while the
-order of its predictions is right, by Kendall's rank correlation, samples are chosen with its help: of several sets of
-mirrored samples the one that it likes best, and in place of one sample the model's own minimum. So a function of which
-it knows nothing costs time, but no evaluations.
+The model lives in the whitened coordinates of the Gaussian, in its eigenbasis: linear, with a
+diagonal or with a full Hessian, as the number of points allows. Before it sees the values of a
+generation, it predicts them. Only while the order of its predictions is right, by Kendall's rank
+correlation, samples are chosen with its help: of several sets of mirrored samples the one that it
+likes best, and in place of one sample the model's own minimum. So a function of which it knows
+nothing costs time, but no evaluations.
 """
 
 from __future__ import annotations
@@ -104,7 +106,9 @@ class Modeled:
         rows, columns = np.triu_indices(d, 1)
         parts = [np.ones((count, 1)), z, z * z / 2, z[:, rows] * z[:, columns]]
         kept = 2 + _sizes(d).index(sizes[-1])
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # equal values, or huge ones: see below
+        with np.errstate(
+            over="ignore", invalid="ignore", divide="ignore"
+        ):  # equal values, or huge ones: see below
             features = np.concatenate(parts[:kept], 1) * weights[:, None]
             wanted = (values - values.min()) / np.ptp(values) * weights
         found = least_squares(features, wanted)
@@ -146,12 +150,18 @@ class Modeled:
 
 
 def _sizes(d: int) -> list[int]:
-    """Return how many coefficients a linear model has, a diagonal one and a full one, up to a limit."""
-    return [k for k in (d + 1, 2 * d + 1, (d + 1) * (d + 2) // 2) if k <= max(MOST_COEFFICIENTS, d + 1)]
+    """Return how many coefficients a linear model has, a diagonal one and a full one, up to a
+    limit.
+    """
+    return [
+        k for k in (d + 1, 2 * d + 1, (d + 1) * (d + 2) // 2) if k <= max(MOST_COEFFICIENTS, d + 1)
+    ]
 
 
 def least_squares(features: Array, wanted: Array) -> Array | None:
-    """Return coefficients of columns, each of which counts in its own size; ``None`` where rounding leaves none."""
+    """Return coefficients of columns, each of which counts in its own size; ``None`` where rounding
+    leaves none.
+    """
     sizes = np.sqrt((features * features).sum(0))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         scaled = features / sizes
@@ -163,7 +173,9 @@ def least_squares(features: Array, wanted: Array) -> Array | None:
 
 
 def rank_correlation(one: Array, other: Array) -> float:
-    """Return Kendall's: the share of pairs in the same order, minus that of pairs in the opposite order."""
+    """Return Kendall's: the share of pairs in the same order, minus that of pairs in the opposite
+    order.
+    """
     rows, columns = np.triu_indices(len(one), 1)
     with np.errstate(invalid="ignore"):  # failures are infinite, and in no order
         agree = np.sign(one[rows] - one[columns]) * np.sign(other[rows] - other[columns])

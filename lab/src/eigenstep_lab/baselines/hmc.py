@@ -1,7 +1,8 @@
-"""Hamiltonian Monte Carlo with a fitted Gaussian as its metric: slow and exact, to judge the fast by.
+"""Hamiltonian Monte Carlo with a fitted Gaussian as its metric: slow and exact, to judge the fast
+by.
 
-In the coordinates in which the Gaussian is standard normal, paths are circles where the posterior is that Gaussian, so
-that a leapfrog of any model close to it accepts nearly all its proposals.
+In the coordinates in which the Gaussian is standard normal, paths are circles where the posterior
+is that Gaussian, so that a leapfrog of any model close to it accepts nearly all its proposals.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ class Chains:
     def stacked(self) -> Parameters:
         """Return all draws of all chains along one axis."""
         draws = self.draws
-        return {n: x.flatten(0, 1) for n, x in draws.items()} if isinstance(draws, dict) else draws.flatten(0, 1)
+        return (
+            {n: x.flatten(0, 1) for n, x in draws.items()}
+            if isinstance(draws, dict)
+            else draws.flatten(0, 1)
+        )
 
 
 def sample_posterior(
@@ -55,20 +60,19 @@ def sample_posterior(
 ) -> Chains:
     """Draw from a posterior by Hamiltonian Monte Carlo.
 
-    Args:
-        log_joint: log density of data and parameters.
-        metric: a Gaussian like the posterior: its precision is the mass matrix, and chains start from draws of it.
-        chains: independent chains, which run side by side.
-        warmup: draws during which the step size adapts, and that are thrown away.
-        draws: draws of each chain that are kept.
-        path: mean length of a path; a quarter turn, the default, forgets the start if the posterior is the Gaussian.
-        acceptance: what fraction of proposals the step size is adapted to.
-        seed: of all random numbers.
-        track: wraps the range of draws, to show progress.
+    Args: log_joint: log density of data and parameters. metric: a Gaussian like the posterior: its
+        precision is the mass matrix, and chains start from draws of it. chains: independent chains,
+        which run side by side. warmup: draws during which the step size adapts, and that are thrown
+        away. draws: draws of each chain that are kept. path: mean length of a path; a quarter turn,
+        the default, forgets the start if the posterior is the Gaussian. acceptance: what fraction
+        of proposals the step size is adapted to. seed: of all random numbers. track: wraps the
+        range of draws, to show progress.
     """
     check_function(log_joint, "log_joint")
     if not isinstance(metric, Gaussian):
-        raise TypeError(f"metric must be a Gaussian, such as the posterior of a fit, got {describe(metric)}")
+        raise TypeError(
+            f"metric must be a Gaussian, such as the posterior of a fit, got {describe(metric)}"
+        )
     for value, name in ((chains, "chains"), (warmup, "warmup"), (draws, "draws")):
         check_size(value, name)
     check_number(path, "path", 1e-3, 100.0)
@@ -77,15 +81,23 @@ def sample_posterior(
     generator = torch.Generator(metric.device).manual_seed(seed)
 
     def look(z: Blocks) -> tuple[Tensor, Blocks]:
-        """Return energy and gradient with respect to whitened coordinates, ``w = mean + S^-1/2 z``."""
-        points = metric.points({name: S.matmul(z[name], -0.5) for name, S in metric.precisions.items()})
+        """Return energy and gradient with respect to whitened coordinates, ``w = mean +
+        S^-1/2 z``.
+        """
+        points = metric.points(
+            {name: S.matmul(z[name], -0.5) for name, S in metric.precisions.items()}
+        )
         values, gradients = target.gradients(points, check=False)
-        return values, {n: S.matmul(event(S, gradients[n]), -0.5) for n, S in metric.precisions.items()}
+        return values, {
+            n: S.matmul(event(S, gradients[n]), -0.5) for n, S in metric.precisions.items()
+        }
 
     z = {n: _noise(S.spectrum, chains, generator) for n, S in metric.precisions.items()}
     energy, gradient = look(z)
     if not torch.isfinite(energy).all():
-        raise ValueError("log_joint must be finite at all draws from metric, where the chains start")
+        raise ValueError(
+            "log_joint must be finite at all draws from metric, where the chains start"
+        )
     log_step, log_mean, accepted = math.log(0.5), 0.0, 0.0
     kept: list[Blocks] = []
     steps = range(warmup + draws)
@@ -101,8 +113,16 @@ def sample_posterior(
             new_energy, new_gradient = look(new)
             end = {n: half[n] - 0.5 * size * new_gradient[n] for n in z}
         # A path that left the domain of the model has no finite energy, and no chance.
-        chance = (energy + _kinetic(momentum) - new_energy - _kinetic(end)).exp().clamp(max=1.0).nan_to_num(0.0)
-        accept = torch.rand(chance.shape, generator=generator, dtype=chance.dtype, device=chance.device) < chance
+        chance = (
+            (energy + _kinetic(momentum) - new_energy - _kinetic(end))
+            .exp()
+            .clamp(max=1.0)
+            .nan_to_num(0.0)
+        )
+        accept = (
+            torch.rand(chance.shape, generator=generator, dtype=chance.dtype, device=chance.device)
+            < chance
+        )
         z = {n: _choose(accept, new[n], z[n]) for n in z}
         gradient = {n: _choose(accept, new_gradient[n], gradient[n]) for n in z}
         energy = torch.where(accept, new_energy, energy)
@@ -113,7 +133,9 @@ def sample_posterior(
             log_step = log_mean if at == warmup - 1 else log_step
         else:
             accepted += rate / draws
-            kept.append(metric.points({n: S.matmul(z[n], -0.5) for n, S in metric.precisions.items()}))
+            kept.append(
+                metric.points({n: S.matmul(z[n], -0.5) for n, S in metric.precisions.items()})
+            )
     stacked = {n: torch.stack([each[n] for each in kept]) for n in z}
     return Chains(unwrap(stacked), accepted, math.exp(log_step), target.ngrad)
 
@@ -121,8 +143,9 @@ def sample_posterior(
 def diagnostics(draws: Tensor) -> tuple[Tensor, Tensor]:
     """Return the split R-hat and the effective sample size of each number.
 
-    R-hat compares the variance between halves of chains with the one within; it is near 1 for chains that agree. The
-    effective sample size divides the number of draws by the sum of their autocorrelations (Geyer's initial sequence).
+    R-hat compares the variance between halves of chains with the one within; it is near 1 for
+    chains that agree. The effective sample size divides the number of draws by the sum of their
+    autocorrelations (Geyer's initial sequence).
 
     Args:
         draws: shape ``(draws, chains, ...)``.
@@ -133,7 +156,9 @@ def diagnostics(draws: Tensor) -> tuple[Tensor, Tensor]:
     between = halves.mean(0).var(0)
     total = within * (length - 1) / length + between
     spectrum = torch.fft.rfft(halves - halves.mean(0), n=2 * length, dim=0)
-    covariance = torch.fft.irfft(spectrum.abs().square(), n=2 * length, dim=0)[:length].mean(1) / length
+    covariance = (
+        torch.fft.irfft(spectrum.abs().square(), n=2 * length, dim=0)[:length].mean(1) / length
+    )
     correlation = 1 - (within - covariance) / total
     pairs = correlation[: length // 2 * 2].unflatten(0, (-1, 2)).sum(1)
     positive = (pairs > 0).cumprod(0)
@@ -143,7 +168,9 @@ def diagnostics(draws: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _noise(like: Tensor, chains: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(chains, *like.shape, generator=generator, dtype=like.dtype, device=like.device)
+    return torch.randn(
+        chains, *like.shape, generator=generator, dtype=like.dtype, device=like.device
+    )
 
 
 def _kinetic(momentum: Blocks) -> Tensor:

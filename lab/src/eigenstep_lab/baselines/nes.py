@@ -1,26 +1,31 @@
 """Natural evolution strategies that hold another factor of the Gaussian than its eigenbasis.
 
-All search with a Gaussian and follow its natural gradient in whitened coordinates ``z``: samples are ``w = m + A z``
-with covariance ``A A^T``, and with utilities ``u_k`` of the samples, best ones largest, the step is given by::
+All search with a Gaussian and follow its natural gradient in whitened coordinates ``z``: samples
+are ``w = m + A z`` with covariance ``A A^T``, and with utilities ``u_k`` of the samples, best ones
+largest, the step is given by::
 
     g = sum_k u_k z_k          M = sum_k u_k (z_k z_k^T - I)          m <- m + A g
 
-What differs is the factor and how it moves; all agree to first order in ``lr`` (covariance ``+ lr A M A^T``):
+What differs is the factor and how it moves; all agree to first order in ``lr`` (covariance ``+ lr A
+M A^T``):
 
-- ``PlainNES``, Wierstra et al. (2008): the covariance itself, ``+ lr A M A^T``; half as much, and so on, where it
-  would not stay positive definite.
+- ``PlainNES``, Wierstra et al. (2008): the covariance itself, ``+ lr A M A^T``; half as much, and
+  so on, where it would not stay positive definite.
 - ``ExponentialNES``, xNES of Glasmachers et al. (2010): any root, ``A <- A Expm(lr/2 M)``.
-- ``CholeskyNES``, Lin et al. (2021): ``S = C C^T`` is the *inverse* covariance with a lower-triangular ``C``, so
-  ``A = C^-T``; ``C <- C h(-lr T)`` with ``T`` the lower triangle of ``M``, its diagonal halved (so ``T + T^T = M``),
-  and ``h(X) = I + X + X^2/2``, which keeps the diagonal positive for every ``X``.
+- ``CholeskyNES``, Lin et al. (2021): ``S = C C^T`` is the *inverse* covariance with a
+  lower-triangular ``C``, so ``A = C^-T``; ``C <- C h(-lr T)`` with ``T`` the lower triangle of
+  ``M``, its diagonal halved (so ``T + T^T = M``), and ``h(X) = I + X + X^2/2``, which keeps the
+  diagonal positive for every ``X``.
 
-Utilities and learning rates come from a rule of ``eigenstep_lab.baselines.rates``. With a learning rate of its own for
-the size, the multiple of the identity in ``M`` has that one, and the rest of ``M`` has ``lr``.
+Utilities and learning rates come from a rule of ``eigenstep_lab.baselines.rates``. With a learning
+rate of its own for the size, the multiple of the identity in ``M`` has that one, and the rest of
+``M`` has ``lr``.
 
-Importance mixing (``Population``) spares evaluations: samples of the generation before are kept with such a
-probability that the whole is still distributed as the Gaussian says.
+Importance mixing (``Population``) spares evaluations: samples of the generation before are kept
+with such a probability that the whole is still distributed as the Gaussian says.
 
-All tensors may carry a batch of independent searches: means ``(*batch, d)``, samples ``(K, *batch, d)``.
+All tensors may carry a batch of independent searches: means ``(*batch, d)``, samples ``(K, *batch,
+d)``.
 """
 
 from __future__ import annotations
@@ -53,7 +58,9 @@ class NES(Protocol):
     def log_volume(self) -> Tensor:
         """Return ``log det A``, shape ``(*batch,)``."""
 
-    def update(self: Strategy, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None) -> Strategy:
+    def update(
+        self: Strategy, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None
+    ) -> Strategy:
         """Return the distribution after one step.
 
         Args:
@@ -82,13 +89,17 @@ class PlainNES:
 
     def whiten(self, x: Tensor) -> Tensor:
         """Return ``A^-1 (x - m)``."""
-        return torch.linalg.solve_triangular(self._root(), (x - self.mean)[..., None], upper=False)[..., 0]
+        return torch.linalg.solve_triangular(self._root(), (x - self.mean)[..., None], upper=False)[
+            ..., 0
+        ]
 
     def log_volume(self) -> Tensor:
         """Return ``log det A``."""
         return diagonal(self._root()).log().sum(-1)
 
-    def update(self, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None) -> PlainNES:
+    def update(
+        self, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None
+    ) -> PlainNES:
         """Return the distribution after one step; see ``NES``."""
         step, moment = natural_gradient(z, utilities, lr, lr_size)
         root = self._root()
@@ -128,7 +139,9 @@ class ExponentialNES:
         """Return ``log |det A|``."""
         return torch.linalg.slogdet(self.root).logabsdet
 
-    def update(self, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None) -> ExponentialNES:
+    def update(
+        self, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None
+    ) -> ExponentialNES:
         """Return the distribution after one step; see ``NES``."""
         step, moment = natural_gradient(z, utilities, lr, lr_size)
         root = self.root @ torch.linalg.matrix_exp(moment / 2)
@@ -159,7 +172,9 @@ class CholeskyNES:
         """Return ``-log det C``."""
         return -diagonal(self.factor).log().sum(-1)
 
-    def update(self, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None) -> CholeskyNES:
+    def update(
+        self, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None
+    ) -> CholeskyNES:
         """Return the distribution after one step; see ``NES``."""
         step, moment = natural_gradient(z, utilities, lr, lr_size)
         triangle = -moment.tril(-1) - torch.diag_embed(diagonal(moment)) / 2
@@ -189,13 +204,19 @@ class Population:
     def first(cls, strategy: NES, normal: Callable[[], Tensor]) -> Population:
         """Draw all samples anew; ``normal`` gives standard normal ones."""
         points = strategy.sample(normal())
-        return cls(strategy, points, torch.ones(points.shape[:-1], dtype=torch.bool, device=points.device))
+        return cls(
+            strategy, points, torch.ones(points.shape[:-1], dtype=torch.bool, device=points.device)
+        )
 
-    def mixed(self, strategy: NES, refresh: float, normal: Callable[[], Tensor], generator: Generator) -> Population:
-        """Return samples of the next Gaussian, of which as many as possible are from this generation.
+    def mixed(
+        self, strategy: NES, refresh: float, normal: Callable[[], Tensor], generator: Generator
+    ) -> Population:
+        """Return samples of the next Gaussian, of which as many as possible are from this
+        generation.
 
-        Those of before are kept with probability ``min(1, (1 - refresh) q/p)``, new ones taken with probability
-        ``max(refresh, 1 - p/q)``, where ``p`` is the old and ``q`` the new density (Sun et al., 2009).
+        Those of before are kept with probability ``min(1, (1 - refresh) q/p)``, new ones taken with
+        probability ``max(refresh, 1 - p/q)``, where ``p`` is the old and ``q`` the new density (Sun
+        et al., 2009).
 
         Args:
             strategy: the next Gaussian.
@@ -207,7 +228,9 @@ class Population:
             return self.first(strategy, normal)
 
         def chance() -> Tensor:
-            return torch.rand(self.new.shape, generator=generator, dtype=torch.float64).to(self.points.device)
+            return torch.rand(self.new.shape, generator=generator, dtype=torch.float64).to(
+                self.points.device
+            )
 
         def log_ratio(points: Tensor) -> Tensor:
             return log_density(strategy, points) - log_density(self.strategy, points)
@@ -219,11 +242,15 @@ class Population:
             candidates = strategy.sample(normal())
             taken = chance() < (1 - (-log_ratio(candidates)).exp()).clamp_min(refresh)
             # The i-th missing sample of each search becomes its i-th accepted candidate.
-            slots, sources = ((~mask).to(torch.int8).argsort(dim=0, stable=True) for mask in (missing, taken))
+            slots, sources = (
+                (~mask).to(torch.int8).argsort(dim=0, stable=True) for mask in (missing, taken)
+            )
             filled = missing.gather(0, slots) & taken.gather(0, sources)
             picked = candidates.gather(0, sources[..., None].expand_as(candidates))
             kept = points.gather(0, slots[..., None].expand_as(points))
-            points.scatter_(0, slots[..., None].expand_as(points), torch.where(filled[..., None], picked, kept))
+            points.scatter_(
+                0, slots[..., None].expand_as(points), torch.where(filled[..., None], picked, kept)
+            )
             missing = missing.scatter(0, slots, missing.gather(0, slots) & ~filled)
         return Population(strategy, points, new)
 
@@ -236,12 +263,16 @@ def log_density(strategy: NES, points: Tensor) -> Tensor:
 def natural_gradient(
     z: Tensor, utilities: Tensor, lr: Rate = 1.0, lr_size: Rate | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ``g = sum_k u_k z_k`` and ``M = sum_k u_k (z_k z_k^T - I)``, the latter times its learning rates."""
+    """Return ``g = sum_k u_k z_k`` and ``M = sum_k u_k (z_k z_k^T - I)``, the latter times its
+    learning rates.
+    """
     weighted = utilities[..., None] * z
     moment = torch.einsum("k...i,k...j->...ij", weighted, z)
     moment = moment - torch.diag_embed(utilities.sum(0)[..., None].expand(*z.shape[1:]))
     size = torch.diag_embed(diagonal(moment).mean(-1, keepdim=True).expand(*z.shape[1:]))
-    return weighted.sum(0), _times(lr, moment) + (0 if lr_size is None else _times(lr_size - lr, size))
+    return weighted.sum(0), _times(lr, moment) + (
+        0 if lr_size is None else _times(lr_size - lr, size)
+    )
 
 
 def _times(lr: Rate, matrix: Tensor) -> Tensor:

@@ -1,15 +1,17 @@
-"""The paper's natural evolution strategy: the spectral factor of the *inverse* covariance, with exact maps.
+"""The paper's natural evolution strategy: the spectral factor of the *inverse* covariance, with
+exact maps.
 
-In whitened coordinates ``z`` (samples are ``m + B d^(-1/2) z``) and with utilities ``u_k``, best samples largest, let
-``M = sum_k u_k (z_k z_k^T - I)``. The paper's step for the curvature ``-d^(1/2) M d^(1/2)`` with gamma = 0 is::
+In whitened coordinates ``z`` (samples are ``m + B d^(-1/2) z``) and with utilities ``u_k``, best
+samples largest, let ``M = sum_k u_k (z_k z_k^T - I)``. The paper's step for the curvature
+``-d^(1/2) M d^(1/2)`` with gamma = 0 is::
 
     log d <- log d - lr diag M
     N_ij = lr/2 M_ij / (2 sinh((log d_i - log d_j) / 2)), 0 where d_i and d_j are nearly equal
     B <- B Cayley(N)
     m <- m + B d^(-1/2) sum_k u_k z_k
 
-where ``N`` uses the old ``d``. ``minimize(..., method=PaperNES, population=usual_population(d))`` searches with it.
-Written with sinh, no quotient of eigenvalues can overflow.
+where ``N`` uses the old ``d``. ``minimize(..., method=PaperNES, population=usual_population(d))``
+searches with it. Written with sinh, no quotient of eigenvalues can overflow.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from eigenstep.search.sampling import assign, default_population
 from eigenstep.search.spectral import MAX_LOG_EIGS, REPAIR_INTERVAL, SIGMA_RANGE
 
 GAP = 1e-6
-"""Eigenvalues whose difference is at most this fraction of the larger one count as equal, as in the core."""
+"""Eigenvalues whose difference is at most this fraction of the larger one count as equal, as in the
+core.
+"""
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,9 @@ class PaperNES:
         return np.exp(-self.log_eigs / 2)
 
     def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> PaperNES:
-        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the other way."""
+        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the
+        other way.
+        """
         return replace(self, mean=mean, basis=np.where(flipped, -1.0, 1.0)[..., None] * self.basis)
 
 

@@ -1,17 +1,20 @@
-"""Rules by which natural evolution strategies weigh samples and choose learning rates, as their authors give them.
+"""Rules by which natural evolution strategies weigh samples and choose learning rates, as their
+authors give them.
 
-- ``FixedRates``, xNES of Glasmachers et al. (2010) and Wierstra et al. (2014): utilities by rank alone, one learning
-  rate ``(9 + 3 log d) / (5 d sqrt d)`` for size and shape of the Gaussian.
-- ``DistanceRates``, DX-NES of Fukushima et al. (2011): an evolution path, the running mean of the mean's steps, tells
-  whether the Gaussian is moving, standing or converging. While it moves, far samples weigh more, by
-  ``exp(a ||z||)``; size and shape have learning rates of their own, which depend on the phase::
+- ``FixedRates``, xNES of Glasmachers et al. (2010) and Wierstra et al. (2014): utilities by rank
+  alone, one learning rate ``(9 + 3 log d) / (5 d sqrt d)`` for size and shape of the Gaussian.
+- ``DistanceRates``, DX-NES of Fukushima et al. (2011): an evolution path, the running mean of the
+  mean's steps, tells whether the Gaussian is moving, standing or converging. While it moves, far
+  samples weigh more, by ``exp(a ||z||)``; size and shape have learning rates of their own, which
+  depend on the phase::
 
                                   size                        shape
-      moving      path >= E||z||  1                           (K + 2d) / (K + 2d^2 + 100) min(1, sqrt(K/d))
+      moving      path >= E||z||  1        (K + 2d) min(1, sqrt(K/d)) / (K + 2d^2 + 100)
       standing                    (1 + K/(K + 2d)) / 2        K / (K + 2d^2 + 100)
       converging  path < E||z||/10  1 + K/(K + 2d)            K / (K + 2d^2 + 100)
 
-Both take samples ``z`` in whitened coordinates, shape ``(K, *batch, d)``, and their function values ``(K, *batch)``.
+Both take samples ``z`` in whitened coordinates, shape ``(K, *batch, d)``, and their function values
+``(K, *batch)``.
 """
 
 from __future__ import annotations
@@ -89,7 +92,9 @@ class DistanceRates:
         lr_size = torch.where(moving, 1.0, torch.where(converging, 1 + share, (1 + share) / 2))
         few = population / (population + 2 * d * d + 100)
         many = few * (1 + 2 * d / population) * min(1.0, math.sqrt(population / d))
-        return DistanceRates(path), Step(utilities, torch.where(moving, many, few).to(z), lr_size.to(z))
+        return DistanceRates(path), Step(
+            utilities, torch.where(moving, many, few).to(z), lr_size.to(z)
+        )
 
 
 def distance_factor(population: int, d: int) -> float:

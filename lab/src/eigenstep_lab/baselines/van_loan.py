@@ -1,7 +1,8 @@
 """Kronecker products by projection: take the default step as a whole matrix, then project it back.
 
-The projection is Van Loan's and Pitsianis' (1993), onto the nearest Kronecker product in the Frobenius norm. The
-scheme forms and stores the matrix that a Kronecker product is there to avoid: a baseline, no method to use.
+The projection is Van Loan's and Pitsianis' (1993), onto the nearest Kronecker product in the
+Frobenius norm. The scheme forms and stores the matrix that a Kronecker product is there to avoid: a
+baseline, no method to use.
 """
 
 from __future__ import annotations
@@ -44,14 +45,23 @@ def dense_curvature(curvature: OuterProducts, axes: int = 1) -> Tensor:
         curvature: outer products without weights and shift.
         axes: number of axes of one vector, which are flattened in row-major order.
     """
-    if curvature.weights is not None or not isinstance(curvature.shift, (int, float)) or curvature.shift != 0:
-        raise ValueError("curvature must be outer products without weights and shift to be formed as a matrix")
+    if (
+        curvature.weights is not None
+        or not isinstance(curvature.shift, (int, float))
+        or curvature.shift != 0
+    ):
+        raise ValueError(
+            "curvature must be outer products without weights and shift to be formed as a matrix"
+        )
     flat = curvature.vectors.flatten(-axes)
     return torch.einsum("k...i,k...j->...ij", flat, flat)
 
 
-def nearest_kronecker(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str] | None = None) -> Kronecker:
-    """Return the Kronecker product, nearest in the Frobenius norm, of factors of given sizes and kinds.
+def nearest_kronecker(
+    matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str] | None = None
+) -> Kronecker:
+    """Return the Kronecker product, nearest in the Frobenius norm, of factors of given sizes and
+    kinds.
 
     Args:
         matrix: positive definite, shape ``(*batch, N, N)``.
@@ -62,18 +72,23 @@ def nearest_kronecker(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str]
     kinds = ["full"] * len(sizes) if kinds is None else kinds
     check_sizes(sizes, kinds)
     if matrix.shape[-1] != math.prod(sizes):
-        raise ValueError(f"sizes {tuple(sizes)} multiply to {math.prod(sizes)}, but matrix is {tuple(matrix.shape)}")
+        raise ValueError(
+            f"sizes {tuple(sizes)} multiply to {math.prod(sizes)}, but matrix is "
+            f"{tuple(matrix.shape)}"
+        )
     nearest = nearest_factors(matrix, sizes, kinds)
     factors = (KINDS[kind].from_dense(factor) for kind, factor in zip(kinds, nearest, strict=True))
     return Kronecker(torch.ones_like(matrix[..., 0, 0]), tuple(factors)).normalized()
 
 
 def nearest_factors(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str]) -> list[Tensor]:
-    """Return factors ``S1, ..., SL`` whose Kronecker product is nearest to a positive-definite matrix.
+    """Return factors ``S1, ..., SL`` whose Kronecker product is nearest to a positive-definite
+    matrix.
 
-    Alternating least squares: with the other factors fixed, the best ``Sl`` is the matrix contracted with them, which
-    is positive definite if they are. For two full factors this is the power iteration for the leading singular vectors
-    of the rearranged matrix, which solve the problem. The kind "identity" stands for multiples of the identity.
+    Alternating least squares: with the other factors fixed, the best ``Sl`` is the matrix
+    contracted with them, which is positive definite if they are. For two full factors this is the
+    power iteration for the leading singular vectors of the rearranged matrix, which solve the
+    problem. The kind "identity" stands for multiples of the identity.
     """
     batch, count = matrix.shape[:-2], len(sizes)
     tensor = matrix.reshape(*batch, *sizes, *sizes)
@@ -84,10 +99,14 @@ def nearest_factors(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str]) 
         for at, kind in enumerate(kinds):
             others = [k for k in range(count) if k != at]
             spec = ",".join([f"...{rows}{cols}", *(f"...{rows[k]}{cols[k]}" for k in others)])
-            inner = torch.einsum(f"{spec}->...{rows[at]}{cols[at]}", tensor, *(factors[k] for k in others))
+            inner = torch.einsum(
+                f"{spec}->...{rows[at]}{cols[at]}", tensor, *(factors[k] for k in others)
+            )
             norms = [torch.linalg.matrix_norm(factors[k], keepdim=True) ** 2 for k in others]
             factors[at] = _restrict(inner / math.prod(norms), kind)
-        changes = [((f - b).abs().amax() / f.abs().amax()) for f, b in zip(factors, before, strict=True)]
+        changes = [
+            ((f - b).abs().amax() / f.abs().amax()) for f, b in zip(factors, before, strict=True)
+        ]
         if max(changes) < 16 * torch.finfo(matrix.dtype).eps:
             break
     return factors
@@ -97,4 +116,6 @@ def _restrict(matrix: Tensor, kind: str) -> Tensor:
     if kind == "full":
         return symmetrize(matrix)
     values = diagonal(matrix)
-    return torch.diag_embed(values if kind == "diagonal" else values.mean(-1, keepdim=True).expand_as(values))
+    return torch.diag_embed(
+        values if kind == "diagonal" else values.mean(-1, keepdim=True).expand_as(values)
+    )

@@ -1,8 +1,10 @@
-"""Measure eigenstep against other methods. Each benchmark prints tables; --json FILE keeps the figures.
+"""Measure eigenstep against other methods. Each benchmark prints tables; --json FILE keeps the
+figures.
 
-A benchmark is a module with `add_arguments(parser)` and `run(args)`, which returns the figures as plain dicts, lists,
-strings and numbers. What it returns under "tables" is printed, and `eigenstep bench pages` puts it into documentation.
-To add a benchmark, write its module and add one line to BENCHMARKS.
+A benchmark is a module with `add_arguments(parser)` and `run(args)`, which returns the figures as
+plain dicts, lists, strings and numbers. What it returns under "tables" is printed, and `eigenstep
+bench pages` puts it into documentation. To add a benchmark, write its module and add one line to
+BENCHMARKS.
 """
 
 from __future__ import annotations
@@ -19,26 +21,58 @@ from ..cli import Command, add_commands
 from ..console import print_table, write_json
 
 BENCHMARKS: Mapping[str, Command] = {
-    "curvature": Command("eigenstep_lab.bench.curvature", "how well learned curvature predicts the next gradient"),
-    "step": Command("eigenstep_lab.bench.step", "CPU time, matrix work and memory of an optimizer step"),
-    "memory": Command("eigenstep_lab.bench.memory", "state by mode, peak of a step, time of a large embedding"),
-    "modes": Command("eigenstep_lab.bench.modes", "held-out loss of the suite with less state, by mode"),
-    "widths": Command("eigenstep_lab.bench.widths", "learning rates of narrow networks in wide ones"),
-    "precision": Command("eigenstep_lab.bench.precision", "float32 against bfloat16, and the drift of bases"),
-    "training": Command("eigenstep_lab.bench.training", "held-out loss of small transformers, by optimizer"),
-    "suite": Command("eigenstep_lab.bench.suite", "held-out loss on sixteen tasks of different families, by optimizer"),
-    "speedrun": Command("eigenstep_lab.bench.suite.speedrun", "steps to a fixed loss of a modern GPT, by optimizer"),
-    "spd": Command("eigenstep_lab.bench.spd", "minimize over positive-definite matrices, against pymanopt and geoopt"),
-    "search": Command("eigenstep_lab.bench.search", "search without gradients, against pycma and cmaes"),
-    "scaling": Command("eigenstep_lab.bench.scaling", "what a step costs on many GPUs: model and measurements"),
+    "curvature": Command(
+        "eigenstep_lab.bench.curvature", "how well learned curvature predicts the next gradient"
+    ),
+    "step": Command(
+        "eigenstep_lab.bench.step", "CPU time, matrix work and memory of an optimizer step"
+    ),
+    "memory": Command(
+        "eigenstep_lab.bench.memory", "state by mode, peak of a step, time of a large embedding"
+    ),
+    "modes": Command(
+        "eigenstep_lab.bench.modes", "held-out loss of the suite with less state, by mode"
+    ),
+    "widths": Command(
+        "eigenstep_lab.bench.widths", "learning rates of narrow networks in wide ones"
+    ),
+    "precision": Command(
+        "eigenstep_lab.bench.precision", "float32 against bfloat16, and the drift of bases"
+    ),
+    "training": Command(
+        "eigenstep_lab.bench.training", "held-out loss of small transformers, by optimizer"
+    ),
+    "suite": Command(
+        "eigenstep_lab.bench.suite",
+        "held-out loss on sixteen tasks of different families, by optimizer",
+    ),
+    "speedrun": Command(
+        "eigenstep_lab.bench.suite.speedrun", "steps to a fixed loss of a modern GPT, by optimizer"
+    ),
+    "spd": Command(
+        "eigenstep_lab.bench.spd",
+        "minimize over positive-definite matrices, against pymanopt and geoopt",
+    ),
+    "search": Command(
+        "eigenstep_lab.bench.search", "search without gradients, against pycma and cmaes"
+    ),
+    "scaling": Command(
+        "eigenstep_lab.bench.scaling", "what a step costs on many GPUs: model and measurements"
+    ),
     "inference": Command(
-        "eigenstep_lab.bench.inference", "Gaussian posteriors against exact ones and Monte Carlo, by curvature"
+        "eigenstep_lab.bench.inference",
+        "Gaussian posteriors against exact ones and Monte Carlo, by curvature",
     ),
     "posterior": Command(
-        "eigenstep_lab.bench.posterior", "posteriors of small networks, against IVON, Laplace and others"
+        "eigenstep_lab.bench.posterior",
+        "posteriors of small networks, against IVON, Laplace and others",
     ),
-    "all": Command("eigenstep_lab.bench.every", "run every benchmark with its defaults", computes=False),
-    "pages": Command("eigenstep_lab.bench.pages", "put the tables of --json files into pages", computes=False),
+    "all": Command(
+        "eigenstep_lab.bench.every", "run every benchmark with its defaults", computes=False
+    ),
+    "pages": Command(
+        "eigenstep_lab.bench.pages", "put the tables of --json files into pages", computes=False
+    ),
 }
 
 
@@ -46,7 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one subcommand per benchmark, each with `--json`."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the figures to FILE, with versions and command"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the figures to FILE, with versions and command",
     )
     add_commands(parser, BENCHMARKS, dest="benchmark", parents=[common])
 
@@ -75,7 +112,9 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Name the commit that this code is at, and whether it has changes; "unknown" outside of a repository."""
+    """Name the commit that this code is at, and whether it has changes; "unknown" outside of a
+    repository.
+    """
     try:
         answer = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--exclude=*"],

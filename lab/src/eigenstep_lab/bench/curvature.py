@@ -1,10 +1,12 @@
-"""Measure how well the curvature that ``Spectral`` learns predicts the next gradient of a network in training.
+"""Measure how well the curvature that ``Spectral`` learns predicts the next gradient of a network
+in training.
 
-Gradients of all hidden layers of a small vision transformer and a character GPT are recorded while AdamW trains them.
-Every scheme learns one matrix S for each layer from the past gradients; the figure is the predictive NLL,
-[vec(G)' S^-1 vec(G) + log det S] / (n m), of the next gradient G, lower is better: "early" over steps 20 to 50, "late"
-over the last half. Those of the library are the optimizers that it ships, stepped with these gradients; what they are
-compared with decomposes matrices. The last table says where they are ahead of the best of those, and where behind.
+Gradients of all hidden layers of a small vision transformer and a character GPT are recorded while
+AdamW trains them. Every scheme learns one matrix S for each layer from the past gradients; the
+figure is the predictive NLL, [vec(G)' S^-1 vec(G) + log det S] / (n m), of the next gradient G,
+lower is better: "early" over steps 20 to 50, "late" over the last half. Those of the library are
+the optimizers that it ships, stepped with these gradients; what they are compared with decomposes
+matrices. The last table says where they are ahead of the best of those, and where behind.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Scheme:
 
     def build(self, like: Tensor) -> Learner:
         """Make a learner of gradients, shape ``(b, n, m)``."""
-        options = {k: getattr(torch, v) if k.endswith("dtype") else v for k, v in self.options.items()}
+        options = {
+            k: getattr(torch, v) if k.endswith("dtype") else v for k, v in self.options.items()
+        }
         if self.family in DECOMPOSE:
             return DECOMPOSE[self.family](**options, like=like)
         return Shipped(partial(SHIPPED[self.family], **options), like)
@@ -81,7 +85,13 @@ SCHEMES: Mapping[str, Scheme] = {
     "SOAP, QR every 2 steps": Scheme("SOAP", {"start": 2.0, "interval": 2, "exact": False}),
     "SOAP, QR every 10 steps": Scheme("SOAP", {"start": 2.0, "interval": 10, "exact": False}),
 }
-DRAWN = ("Spectral", "Spectral.fast", "Spectral.paper", "KL-Shampoo, eigh every step", "SOAP, eigh every step")
+DRAWN = (
+    "Spectral",
+    "Spectral.fast",
+    "Spectral.paper",
+    "KL-Shampoo, eigh every step",
+    "SOAP, eigh every step",
+)
 PERIODS = ("early", "late")
 CURVE = 10
 """Curves are means over this many steps."""
@@ -89,14 +99,33 @@ CURVE = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to record."""
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, help="default: fashion-mnist or digits, and shakespeare")
-    parser.add_argument("--steps", type=int, default=400, help="recorded gradients (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=1, help="recordings to average over (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=48, help="width of the networks (default: %(default)s)")
-    parser.add_argument("--depth", type=int, default=2, help="their number of blocks (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="100 steps of a narrow network with one block, on digits")
     parser.add_argument(
-        "--plot", default="runs/bench/curvature.png", help="where the picture goes (default: %(default)s)"
+        "--tasks",
+        nargs="+",
+        choices=TASKS,
+        help="default: fashion-mnist or digits, and shakespeare",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=400, help="recorded gradients (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="recordings to average over (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--width", type=int, default=48, help="width of the networks (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--depth", type=int, default=2, help="their number of blocks (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="100 steps of a narrow network with one block, on digits",
+    )
+    parser.add_argument(
+        "--plot",
+        default="runs/bench/curvature.png",
+        help="where the picture goes (default: %(default)s)",
     )
 
 
@@ -105,7 +134,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.quick:
         args.steps, args.width, args.depth, args.tasks = 100, 32, 1, args.tasks or ["digits"]
     if args.steps < 60:
-        raise UserError(f"--steps must be at least 60, to have an early and a late period, got {args.steps}")
+        raise UserError(
+            f"--steps must be at least 60, to have an early and a late period, got {args.steps}"
+        )
     if args.seeds < 1:
         raise UserError(f"--seeds must be at least 1, got {args.seeds}")
     result = measure(recordings(args))
@@ -119,7 +150,9 @@ def recordings(args: argparse.Namespace) -> dict[str, list[Layers]]:
     """Record the gradients of each task."""
     names = args.tasks
     if names is None:
-        names = ["fashion-mnist" if find("fashion-mnist") else "digits"] + ["shakespeare"] * bool(find("shakespeare"))
+        names = ["fashion-mnist" if find("fashion-mnist") else "digits"] + ["shakespeare"] * bool(
+            find("shakespeare")
+        )
     tasks = {name: TASKS[name](width=args.width, depth=args.depth) for name in names}
     jobs = [(name, seed) for name in names for seed in range(args.seeds)]
     found: dict[str, list[dict[str, Tensor]]] = {name: [] for name in names}
@@ -131,9 +164,14 @@ def recordings(args: argparse.Namespace) -> dict[str, list[Layers]]:
 def measure(recorded: Mapping[str, list[Layers]]) -> dict[str, Any]:
     """Run the schemes over all tasks."""
     figures: dict[str, Any] = {task: {} for task in recorded}
-    for task, scheme in track([(task, scheme) for task in recorded for scheme in SCHEMES], "Learning curvature"):
+    for task, scheme in track(
+        [(task, scheme) for task in recorded for scheme in SCHEMES], "Learning curvature"
+    ):
         figures[task][scheme] = summarize(recorded[task], SCHEMES[scheme])
-    return {"settings": {name: asdict(scheme) for name, scheme in SCHEMES.items()}, "figures": figures}
+    return {
+        "settings": {name: asdict(scheme) for name, scheme in SCHEMES.items()},
+        "figures": figures,
+    }
 
 
 def summarize(groups: list[Layers], scheme: Scheme) -> dict[str, Any]:
@@ -169,13 +207,20 @@ def layer_tables(result: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def summary_tables(result: Mapping[str, Any]) -> Iterator[Table]:
-    """Give the means over all layers and seeds, and how far the library is from the best that decomposes."""
+    """Give the means over all layers and seeds, and how far the library is from the best that
+    decomposes.
+    """
     figures = result["figures"]
     columns = [(task, period) for task in figures for period in PERIODS]
     names = list(next(iter(figures.values())))
     heads = [f"{task} {period}" for task, period in columns]
-    rows = [[name, *(f"{figures[task][name][period]:.3f}" for task, period in columns)] for name in names]
-    yield Table("Mean predictive NLL of the next gradient, lower is better", ["scheme", *heads], rows)
+    rows = [
+        [name, *(f"{figures[task][name][period]:.3f}" for task, period in columns)]
+        for name in names
+    ]
+    yield Table(
+        "Mean predictive NLL of the next gradient, lower is better", ["scheme", *heads], rows
+    )
     shipped = [name for name in names if result["settings"][name]["family"] in SHIPPED]
     best = {
         (task, period): min(figures[task][name][period] for name in names if name not in shipped)

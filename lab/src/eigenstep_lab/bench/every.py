@@ -1,4 +1,6 @@
-"""Run every benchmark but the longest with its defaults, one after the other, and keep the figures of each."""
+"""Run every benchmark but the longest with its defaults, one after the other, and keep the figures
+of each.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from ..console import UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add where the figures go."""
     parser.add_argument(
-        "--directory", type=Path, default=Path("runs/bench"), help="where NAME.json goes (default: %(default)s)"
+        "--directory",
+        type=Path,
+        default=Path("runs/bench"),
+        help="where NAME.json goes (default: %(default)s)",
     )
 
 
@@ -20,8 +25,9 @@ def run(args: argparse.Namespace) -> None:
     """Run the benchmarks in the order of their table."""
     failed = []
     for name in bench.BENCHMARKS:
+        # The last four take hours
         if (
-            name not in ("all", "pages", "suite", "speedrun", "modes", "widths")  # the last four take hours
+            name not in ("all", "pages", "suite", "speedrun", "modes", "widths")
             and cli.main(["bench", name, "--json", str(args.directory / f"{name}.json")]) != 0
         ):
             failed.append(name)

@@ -1,9 +1,11 @@
-"""Measure Gaussian inference: how close to the exact posterior, at what cost, and how well it predicts.
+"""Measure Gaussian inference: how close to the exact posterior, at what cost, and how well it
+predicts.
 
-Linear regression (diabetes) has an exact posterior. For logistic regression (breast cancer, the ten features that are
-means) the best Gaussian is found by quadrature, so that gaps of the ELBO are exact, not estimated. What Gaussians miss
-is measured by a long run of Hamiltonian Monte Carlo, there and for a small network (wine). A Hessian counts as one
-gradient for each parameter, a Gauss-Newton matrix as one for each output.
+Linear regression (diabetes) has an exact posterior. For logistic regression (breast cancer, the ten
+features that are means) the best Gaussian is found by quadrature, so that gaps of the ELBO are
+exact, not estimated. What Gaussians miss is measured by a long run of Hamiltonian Monte Carlo,
+there and for a small network (wine). A Hessian counts as one gradient for each parameter, a
+Gauss-Newton matrix as one for each output.
 """
 
 from __future__ import annotations
@@ -24,18 +26,30 @@ from ..results import Table, Verdict, verdict_table
 from .inference_fits import BIASED, UNBIASED, linear, logistic, network
 
 BARS = {"posterior": 1e-6, "newton": 1e-10, "elbo": 1e-3, "rhat": 1.02}
-"""Errors of an exact posterior and of one Newton step, the gap of the ELBO in nats, and the agreement of chains."""
+"""Errors of an exact posterior and of one Newton step, the gap of the ELBO in nats, and the
+agreement of chains.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how long to run."""
-    parser.add_argument("--draws", type=int, default=1000, help="MCMC draws of each chain (default: %(default)s)")
-    parser.add_argument("--chains", type=int, default=16, help="MCMC chains (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=1000, help="most steps of a fit (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each unbiased source (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="few steps, draws and features, to see that it runs")
     parser.add_argument(
-        "--plot", default="runs/bench/inference.png", help="where the picture goes (default: %(default)s)"
+        "--draws", type=int, default=1000, help="MCMC draws of each chain (default: %(default)s)"
+    )
+    parser.add_argument("--chains", type=int, default=16, help="MCMC chains (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=1000, help="most steps of a fit (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="runs of each unbiased source (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="few steps, draws and features, to see that it runs"
+    )
+    parser.add_argument(
+        "--plot",
+        default="runs/bench/inference.png",
+        help="where the picture goes (default: %(default)s)",
     )
 
 
@@ -61,7 +75,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     draw(result, args.plot)
     found = list(verdicts(result))
     shown = [*tables(result), verdict_table("Verdicts", found)]
-    return {**result, "verdicts": [asdict(v) for v in found], "tables": [asdict(table) for table in shown]}
+    return {
+        **result,
+        "verdicts": [asdict(v) for v in found],
+        "tables": [asdict(table) for table in shown],
+    }
 
 
 def verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:
@@ -69,13 +87,19 @@ def verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:
     runs = result["linear"]["runs"]
     for source in UNBIASED:
         worst = max(runs[source]["mean_error"], runs[source]["covariance_error"])
-        yield Verdict("linear regression: exact posterior", source, "largest error", worst, BARS["posterior"])
+        yield Verdict(
+            "linear regression: exact posterior", source, "largest error", worst, BARS["posterior"]
+        )
     newton = max(runs["one Newton step"]["mean_error"], runs["one Newton step"]["covariance_error"])
-    yield Verdict("linear regression: Newton in one step", "hessian", "largest error", newton, BARS["newton"])
+    yield Verdict(
+        "linear regression: Newton in one step", "hessian", "largest error", newton, BARS["newton"]
+    )
     runs = result["logistic"]["runs"]
     for source in UNBIASED:
         gap = max(each["gap"] for each in runs[source]["repeats"])
-        yield Verdict("logistic regression: the best Gaussian", source, "worst gap in nats", gap, BARS["elbo"])
+        yield Verdict(
+            "logistic regression: the best Gaussian", source, "worst gap in nats", gap, BARS["elbo"]
+        )
     unbiased = max(runs[source]["bias"] for source in UNBIASED)
     for source in BIASED:
         claim = "logistic regression: more bias than all unbiased sources"
@@ -96,7 +120,9 @@ def verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:
         difference = mine["log_likelihood"] - alone["log_likelihood"]
         yield Verdict(claim, ours, "difference of log-likelihoods", difference, 0.0, at_least=True)
         claim = f"{key}: closer to the predictions of Monte Carlo than Laplace"
-        near, far = (abs(each["log_likelihood"] - truth["log_likelihood"]) for each in (mine, rival))
+        near, far = (
+            abs(each["log_likelihood"] - truth["log_likelihood"]) for each in (mine, rival)
+        )
         yield Verdict(claim, ours, "distance of log-likelihoods", near, far)
         claim, rhat = f"{key}: Monte Carlo has converged", result[key]["monte_carlo"]["rhat"]
         yield Verdict(claim, "Monte Carlo", "worst R-hat", rhat, BARS["rhat"])
@@ -111,7 +137,9 @@ def tables(result: Mapping[str, Any]) -> Iterator[Table]:
         for name, r in part["runs"].items()
     ]
     yield Table(
-        _title("Linear regression, diabetes", part), ["curvature", "error of mean", "of covariance", *cost], rows
+        _title("Linear regression, diabetes", part),
+        ["curvature", "error of mean", "of covariance", *cost],
+        rows,
     )
     part = result["logistic"]
     rows = [
@@ -126,8 +154,13 @@ def tables(result: Mapping[str, Any]) -> Iterator[Table]:
     ]
     title = _title("Logistic regression, breast cancer", part)
     columns = ["curvature", "worst ELBO gap", "bias", *cost, "CPU s"]
-    yield Table(f"{title}: nats below the best Gaussian, medians of the costs", columns, rows, timed=True)
-    for key, name in (("logistic", "Logistic regression, held-out half"), ("network", "Network, wine, held-out half")):
+    yield Table(
+        f"{title}: nats below the best Gaussian, medians of the costs", columns, rows, timed=True
+    )
+    for key, name in (
+        ("logistic", "Logistic regression, held-out half"),
+        ("network", "Network, wine, held-out half"),
+    ):
         part = result[key]
         compared = any("std_ratio" in p for p in part["posteriors"].values())
         rows = [
@@ -155,7 +188,15 @@ def tables(result: Mapping[str, Any]) -> Iterator[Table]:
         ]
         for key, mc in ((key, result[key]["monte_carlo"]) for key in ("logistic", "network"))
     ]
-    columns = ["model", "draws", "acceptance", "worst R-hat", "least effective size", "gradients", "CPU s"]
+    columns = [
+        "model",
+        "draws",
+        "acceptance",
+        "worst R-hat",
+        "least effective size",
+        "gradients",
+        "CPU s",
+    ]
     yield Table("Monte Carlo", columns, rows, timed=True)
 
 
@@ -164,7 +205,9 @@ def _title(name: str, part: Mapping[str, Any]) -> str:
 
 
 def _costs(runs: list[Mapping[str, Any]]) -> list[str]:
-    return [f"{statistics.median(run[what] for run in runs):.0f}" for what in ("steps", "ngrad", "nfev")]
+    return [
+        f"{statistics.median(run[what] for run in runs):.0f}" for what in ("steps", "ngrad", "nfev")
+    ]
 
 
 def _against_monte_carlo(posterior: Mapping[str, Any]) -> list[str]:
@@ -186,9 +229,19 @@ def draw(result: Mapping[str, Any], path: str) -> None:
     ax = axes[0, 0]
     for number, (name, found) in enumerate(result["logistic"]["runs"].items()):
         xs, ys = zip(*found["curve"], strict=True)
-        ax.plot(xs, ys, label=name, **{**look(name, number), "linestyle": "-" if name in UNBIASED else "--"})
+        ax.plot(
+            xs,
+            ys,
+            label=name,
+            **{**look(name, number), "linestyle": "-" if name in UNBIASED else "--"},
+        )
     ax.axhline(BARS["elbo"], color="black", linewidth=0.8, linestyle=":")
-    ax.set(xscale="log", yscale="log", xlabel="gradients and values computed", ylabel="nats below the best Gaussian")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="gradients and values computed",
+        ylabel="nats below the best Gaussian",
+    )
     ax.set(title="Logistic regression, breast cancer")
     ax.legend(fontsize=7)
     save(drawn, path)

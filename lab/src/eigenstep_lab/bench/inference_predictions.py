@@ -25,8 +25,11 @@ def predictive(model: Supervised, parameters: Parameters, inputs: Tensor) -> Ten
         return vmap(vmap(model.predict, (None, 0)), (0, None))(parameters, inputs)
 
 
-def log_predictive(model: Supervised, parameters: Parameters, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the log predictive density of every target, ``log mean_k p(y | x, w_k)``, shape ``(n,)``.
+def log_predictive(
+    model: Supervised, parameters: Parameters, inputs: Tensor, targets: Tensor
+) -> Tensor:
+    """Return the log predictive density of every target, ``log mean_k p(y | x, w_k)``, shape
+    ``(n,)``.
 
     Args:
         model: the model.
@@ -40,7 +43,8 @@ def log_predictive(model: Supervised, parameters: Parameters, inputs: Tensor, ta
 
 
 def class_probabilities(outputs: Tensor) -> Tensor:
-    """Return the mean class probabilities over parameters, shape ``(n, classes)``, given logits ``(K, n, C)``.
+    """Return the mean class probabilities over parameters, shape ``(n, classes)``, given logits
+    ``(K, n, C)``.
 
     One logit stands for two classes, the second of which has its probability.
     """
@@ -51,7 +55,8 @@ def class_probabilities(outputs: Tensor) -> Tensor:
 
 
 def calibration_error(probabilities: Tensor, targets: Tensor, bins: int = 10) -> float:
-    """Return the expected calibration error: mean distance of confidence and accuracy, in bins of confidence.
+    """Return the expected calibration error: mean distance of confidence and accuracy, in bins of
+    confidence.
 
     Args:
         probabilities: of each class, shape ``(n, classes)``.

@@ -1,6 +1,8 @@
-"""Logistic regression whose expectations under a Gaussian are exact: the reference for gaps of the ELBO.
+"""Logistic regression whose expectations under a Gaussian are exact: the reference for gaps of the
+ELBO.
 
-The product of an input and the weights is Gaussian in one dimension, where a rule of Gauss and Hermite integrates.
+The product of an input and the weights is Gaussian in one dimension, where a rule of Gauss and
+Hermite integrates.
 """
 
 from __future__ import annotations
@@ -39,9 +41,14 @@ class Quadrature:
     def elbo(self, q: Gaussian) -> float:
         """Return the evidence lower bound of a Gaussian."""
         mean, covariance = q.means[ONLY], q.precisions[ONLY].dense(-1)
-        fit = (softplus(self._products(mean, covariance)) @ self.weights - self.targets * (self.inputs @ mean)).sum()
+        fit = (
+            softplus(self._products(mean, covariance)) @ self.weights
+            - self.targets * (self.inputs @ mean)
+        ).sum()
         square = mean @ mean + covariance.trace()
-        log_prior = 0.5 * len(mean) * math.log(self.prior / (2 * math.pi)) - 0.5 * self.prior * square
+        log_prior = (
+            0.5 * len(mean) * math.log(self.prior / (2 * math.pi)) - 0.5 * self.prior * square
+        )
         entropy = 0.5 * (q.size * math.log(2 * math.pi * math.e) - q.logdet())
         return (log_prior - fit).item() + entropy
 
@@ -57,7 +64,9 @@ class Quadrature:
             p = self._products(mean, torch.linalg.inv(precision)).sigmoid()
             gradient = self.inputs.T @ (p @ self.weights - self.targets) + self.prior * mean
             weights = (p * (1 - p)) @ self.weights
-            hessian = self.inputs.T @ (weights[:, None] * self.inputs) + self.prior * torch.eye(size)
+            hessian = self.inputs.T @ (weights[:, None] * self.inputs) + self.prior * torch.eye(
+                size
+            )
             precision = (precision + hessian) / 2
             mean = mean - 0.5 * torch.linalg.solve(precision, gradient)
             if gradient.norm() < 1e-10:

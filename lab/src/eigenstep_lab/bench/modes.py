@@ -1,12 +1,14 @@
 """Measure what it costs in loss to keep less: state in fewer bits, and checkpoints without bases.
 
-Every task of the suite is trained by `Spectral` in each mode, at the learning rate that the suite's search found, with
-the same seeds. What counts is the held-out loss of a mode divided by that of float32, seed by seed: its mean on every
-task, and over the suite. Two runs that differ in a single rounding end apart, too: the mode "other rounding", float32
-with second moments changed by a millionth, shows by how much.
+Every task of the suite is trained by `Spectral` in each mode, at the learning rate that the suite's
+search found, with the same seeds. What counts is the held-out loss of a mode divided by that of
+float32, seed by seed: its mean on every task, and over the suite. Two runs that differ in a single
+rounding end apart, too: the mode "other rounding", float32 with second moments changed by a
+millionth, shows by how much.
 
-A task on which float32 itself differs by more than a tenth from seed to seed cannot tell half a percent: it has a row,
-but does not count in the mean. Runs are kept in a file: an interrupted study goes on where it stopped.
+A task on which float32 itself differs by more than a tenth from seed to seed cannot tell half a
+percent: it has a row, but does not count in the mean. Runs are kept in a file: an interrupted study
+goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ RATES: Mapping[str, float] = {
     "diffusion": 3e-3,
     "photograph": 3e-3,
 }
-"""Learning rates: those that searches of `bench suite` found, or AdamW's usual ones where there was none yet."""
+"""Learning rates: those that searches of `bench suite` found, or AdamW's usual ones where there was
+none yet.
+"""
 FLOAT, ROUNDING, FORGETFUL = "float32", "other rounding", "bases anew"
 MODES = (FLOAT, ROUNDING, "bf16 bases", "bf16", "int8", FORGETFUL)
 CLAIMED = ("int8", FORGETFUL)
@@ -81,7 +85,9 @@ class Nudged(Spectral):
         """Take a step."""
         loss = super().step(closure, **more)
         if self.param_groups[0]["count"] == 1:
-            for name, value in ((name, value) for state in self.state.values() for name, value in state.items()):
+            for name, value in (
+                (name, value) for state in self.state.values() for name, value in state.items()
+            ):
                 if name.startswith("second_moment"):
                     value.mul_(1 + 1e-6)
         return loss
@@ -89,28 +95,56 @@ class Nudged(Spectral):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to train, and where runs are kept."""
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help="default: all")
-    parser.add_argument("--modes", nargs="+", choices=MODES[1:], default=list(CLAIMED), help="beside float32")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of each (default: %(default)s)")
     parser.add_argument(
-        "--length", type=float, default=1.0, help="of a run, by that of the task (default: %(default)s)"
+        "--tasks",
+        nargs="+",
+        choices=TASKS,
+        default=list(TASKS),
+        metavar="TASK",
+        help="default: all",
     )
     parser.add_argument(
-        "--results", type=Path, default=Path("runs/bench/modes.jsonl"), help="file of runs (default: %(default)s)"
+        "--modes", nargs="+", choices=MODES[1:], default=list(CLAIMED), help="beside float32"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of each (default: %(default)s)")
+    parser.add_argument(
+        "--length",
+        type=float,
+        default=1.0,
+        help="of a run, by that of the task (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("runs/bench/modes.jsonl"),
+        help="file of runs (default: %(default)s)",
     )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Make the runs that are missing, and compare."""
     if args.seeds < 2:
-        raise UserError("--seeds must be at least 2: the spread between seeds says what a difference means")
+        raise UserError(
+            "--seeds must be at least 2: the spread between seeds says what a difference means"
+        )
     torch.set_num_threads(1)
     cells, modes = Cells(args.results), (FLOAT, *args.modes)
-    units = [(seed, task, mode) for seed in range(args.seeds) for task in args.tasks for mode in modes]
-    losses: dict[str, dict[str, list[float]]] = {task: {mode: [] for mode in modes} for task in args.tasks}
+    units = [
+        (seed, task, mode) for seed in range(args.seeds) for task in args.tasks for mode in modes
+    ]
+    losses: dict[str, dict[str, list[float]]] = {
+        task: {mode: [] for mode in modes} for task in args.tasks
+    }
     for seed, task, mode in track(units, "Modes"):
         steps = max(1, round(args.length * TASKS[task].steps))
-        cell = {"task": task, "mode": mode, "rate": RATES[task], "seed": seed, "steps": steps, "code": code_version()}
+        cell = {
+            "task": task,
+            "mode": mode,
+            "rate": RATES[task],
+            "seed": seed,
+            "steps": steps,
+            "code": code_version(),
+        }
         loss = cells.get(cell, partial(loss_of, task, mode, seed, steps))
         losses[task][mode].append(math.inf if loss is None else loss)
     over = {mode: suite_ratio(losses, mode) for mode in args.modes}
@@ -125,8 +159,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def loss_of(task: str, mode: str, seed: int, steps: int) -> float | None:
-    """Train once, and return the held-out loss; nothing if it is infinite, which JSON does not know."""
-    loss = run_one(TASKS[task], partial(optimizer_of, mode, RATES[task], steps), seed=seed, steps=steps).loss
+    """Train once, and return the held-out loss; nothing if it is infinite, which JSON does not
+    know.
+    """
+    loss = run_one(
+        TASKS[task], partial(optimizer_of, mode, RATES[task], steps), seed=seed, steps=steps
+    ).loss
     return loss if math.isfinite(loss) else None
 
 
@@ -160,7 +198,9 @@ def suite_ratio(losses: Losses, mode: str) -> tuple[float, float]:
     if not counted:
         return math.nan, math.nan
     mean = statistics.fmean(statistics.fmean(found) for found in counted)
-    spread = math.sqrt(sum(statistics.variance(found) / len(found) for found in counted)) / len(counted)
+    spread = math.sqrt(sum(statistics.variance(found) / len(found) for found in counted)) / len(
+        counted
+    )
     return math.exp(mean), spread
 
 
@@ -168,7 +208,13 @@ def verdicts(over: Mapping[str, tuple[float, float]]) -> Iterator[Verdict]:
     """Compare with what we promise."""
     for mode in CLAIMED:
         if mode in over:
-            yield Verdict("costs at most 0.5 % of the loss", mode, "loss by that of float32", over[mode][0], LIMIT)
+            yield Verdict(
+                "costs at most 0.5 % of the loss",
+                mode,
+                "loss by that of float32",
+                over[mode][0],
+                LIMIT,
+            )
 
 
 def task_table(losses: Losses, modes: Sequence[str]) -> Table:

@@ -25,7 +25,9 @@ PLACE = re.compile(r"(<!-- tables of (\S+) -->\n).*?(<!-- end of tables -->\n)",
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add which pages to fill."""
-    parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE", help="Markdown files to rewrite")
+    parser.add_argument(
+        "pages", nargs="+", type=Path, metavar="PAGE", help="Markdown files to rewrite"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -50,7 +52,9 @@ def filled(text: str, folder: Path) -> str:
     def replace(place: re.Match[str]) -> str:
         file = read(folder / place[2])
         origin = f"*Made by `{file['command']}` at commit {file.get('commit', 'unknown')}.*"
-        return "\n".join((place[1], f"{markdown(file['result']['tables'])}\n\n{origin}\n", place[3]))
+        return "\n".join(
+            (place[1], f"{markdown(file['result']['tables'])}\n\n{origin}\n", place[3])
+        )
 
     return PLACE.sub(replace, text)
 
@@ -60,7 +64,9 @@ def markdown(tables: Iterable[Mapping[str, Any]]) -> str:
     parts = []
     for table in tables:
         lines = [table["columns"], ["---"] * len(table["columns"]), *table["rows"]]
-        parts.append("\n".join([f"**{table['title']}**", "", *(f"| {' | '.join(line)} |" for line in lines)]))
+        parts.append(
+            "\n".join([f"**{table['title']}**", "", *(f"| {' | '.join(line)} |" for line in lines)])
+        )
     return "\n\n".join(parts)
 
 

@@ -2,8 +2,9 @@
 
 In bfloat16, weights are tried with ordinary and with stochastic rounding.
 
-Trains one task in each setting with the same seeds, then runs the optimizer for 10,000 steps on random gradients and
-records how far its bases drift from orthogonal, ||B^T B - I||_F / sqrt(n), in each format.
+Trains one task in each setting with the same seeds, then runs the optimizer for 10,000 steps on
+random gradients and records how far its bases drift from orthogonal, ||B^T B - I||_F / sqrt(n), in
+each format.
 """
 
 from __future__ import annotations
@@ -31,18 +32,32 @@ SETTINGS: Mapping[str, tuple[torch.dtype, dict[str, Any]]] = {
     "bf16 basis": (torch.float32, {"basis_dtype": BF16}),
     "bf16 basis and state": (torch.float32, {"basis_dtype": BF16, "state_dtype": BF16}),
     "bf16 weights, basis and state": (BF16, {"basis_dtype": BF16, "state_dtype": BF16}),
-    "the same, stochastic rounding": (BF16, {"basis_dtype": BF16, "state_dtype": BF16, "stochastic_rounding": True}),
+    "the same, stochastic rounding": (
+        BF16,
+        {"basis_dtype": BF16, "state_dtype": BF16, "stochastic_rounding": True},
+    ),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how much to measure."""
-    parser.add_argument("--task", choices=TASKS, default="fashion-mnist", help="task (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=500, help="training steps (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=8, help="training seeds (default: %(default)s)")
-    parser.add_argument("--lr", type=float, default=1e-2, help="learning rate (default: %(default)s)")
     parser.add_argument(
-        "--drift-steps", type=int, default=10_000, help="steps of the drift test (default: %(default)s)"
+        "--task", choices=TASKS, default="fashion-mnist", help="task (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=500, help="training steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=8, help="training seeds (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--lr", type=float, default=1e-2, help="learning rate (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--drift-steps",
+        type=int,
+        default=10_000,
+        help="steps of the drift test (default: %(default)s)",
     )
     parser.add_argument("--plot", default="runs/bench/precision.png", help="where the picture goes")
 
@@ -50,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Train in every setting, measure the drift, print a table and draw the drift."""
     torch.set_num_threads(1)
-    # Products in float32, as accelerators accumulate them: half-precision ones would take many CPUs minutes.
+    # Products in float32, as accelerators accumulate them: half-precision ones would take many CPUs
+    # minutes.
     task = replace(load_task(args.task, torch.device("cpu")), test_batches=256)
     results: dict[str, dict[str, Any]] = {}
     curves = {}
@@ -64,7 +80,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             torch.manual_seed(seed)  # for stochastic rounding
             records.append(train(task, make, steps=args.steps, seed=seed, dtype=dtype))
         losses, errors = [r.test_loss for r in records], [r.test_error for r in records]
-        results[name] = {"loss": sum(losses) / len(losses), "error": sum(errors) / len(errors), "losses": losses}
+        results[name] = {
+            "loss": sum(losses) / len(losses),
+            "error": sum(errors) / len(errors),
+            "losses": losses,
+        }
     for name in ("float32", "bf16 basis"):
         defects = drift(args.drift_steps, SETTINGS[name][1])
         curves[name] = (list(defects), list(defects.values()))
@@ -73,7 +93,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     found = list(verdicts(results))
     title = f"{args.task}, {args.steps} steps, mean of {args.seeds} seeds"
     tables = (loss_table(title, results), verdict_table("Low precision against float32", found))
-    return {"settings": results, "verdicts": [asdict(v) for v in found], "tables": [asdict(t) for t in tables]}
+    return {
+        "settings": results,
+        "verdicts": [asdict(v) for v in found],
+        "tables": [asdict(t) for t in tables],
+    }
 
 
 def loss_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -89,7 +113,11 @@ def loss_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
         )
         for name, r in results.items()
     ]
-    return Table(title, ("setting", "held-out loss", "against float32", "error", "largest defect of a basis"), rows)
+    return Table(
+        title,
+        ("setting", "held-out loss", "against float32", "error", "largest defect of a basis"),
+        rows,
+    )
 
 
 def verdicts(results: Mapping[str, Mapping[str, Any]]) -> Iterator[Verdict]:
@@ -97,14 +125,18 @@ def verdicts(results: Mapping[str, Mapping[str, Any]]) -> Iterator[Verdict]:
     for name, found in results.items():
         if name != "float32":
             ratio = found["loss"] / results["float32"]["loss"]
-            yield Verdict("loses at most 1 % against float32", name, "ratio of held-out losses", ratio, 1.01)
+            yield Verdict(
+                "loses at most 1 % against float32", name, "ratio of held-out losses", ratio, 1.01
+            )
         if "largest_defect" in found:
             defect = found["largest_defect"]
             yield Verdict("bases stay orthogonal", name, "largest defect", defect, 1e-2)
 
 
 def drift(steps: int, options: dict[str, Any]) -> dict[int, float]:
-    """Return the orthogonality defect of the bases after every 1 % of the steps on a random stream of gradients."""
+    """Return the orthogonality defect of the bases after every 1 % of the steps on a random stream
+    of gradients.
+    """
     generator, size = torch.Generator().manual_seed(0), 64
     mix = torch.randn(size, size, generator=generator)
     weight = nn.Parameter(torch.zeros(size, size))

@@ -1,12 +1,14 @@
 """How well a matrix learned from past gradients predicts the next one.
 
-If ``S`` were the covariance of the gradients of a layer, the next gradient ``G`` would have the negative log-likelihood
-``[vec(G)^T S^-1 vec(G) + log det S] / (n m)`` per entry, up to constants. Lower is better, and a difference of 0.1
-means that each entry is predicted with 10 % more density. Gradients are recorded once, while AdamW trains, so that all
-schemes see the same ones; same-shaped layers and all seeds go through a scheme as one batch.
+If ``S`` were the covariance of the gradients of a layer, the next gradient ``G`` would have the
+negative log-likelihood ``[vec(G)^T S^-1 vec(G) + log det S] / (n m)`` per entry, up to constants.
+Lower is better, and a difference of 0.1 means that each entry is predicted with 10 % more density.
+Gradients are recorded once, while AdamW trains, so that all schemes see the same ones; same-shaped
+layers and all seeds go through a scheme as one batch.
 
-A learner is asked for ``S`` before it sees each gradient. ``Shipped`` is an optimizer of the library: it steps a
-real ``eigenstep.Spectral`` and reads the state that its next step would start from. The others decompose.
+A learner is asked for ``S`` before it sees each gradient. ``Shipped`` is an optimizer of the
+library: it steps a real ``eigenstep.Spectral`` and reads the state that its next step would start
+from. The others decompose.
 """
 
 from __future__ import annotations
@@ -31,18 +33,21 @@ from ..problems.tasks import Task, loss_of
 from ..registry import is_hidden_matrix
 
 BETA = 0.95
-"""Decay rate of curvature, ``1 - beta-2``, of all that decompose; it is also what ``Spectral`` has by default."""
+"""Decay rate of curvature, ``1 - beta-2``, of all that decompose; it is also what ``Spectral`` has
+by default.
+"""
 DAMPING = 1e-8
-"""The paper's lambda of those, in units of the mean eigenvalue of ``S``; anything up to 1e-6 gives the same figures."""
+"""The paper's lambda of those, in units of the mean eigenvalue of ``S``; anything up to 1e-6 gives
+the same figures.
+"""
 
 
 @dataclass(frozen=True)
 class Layers:
     """Recorded gradients of same-shaped layers.
 
-    Attributes:
-        names: the layers.
-        gradients: shape ``(steps, seeds, layers, n, m)`` with ``n >= m``; wide layers are transposed.
+    Attributes: names: the layers. gradients: shape ``(steps, seeds, layers, n, m)`` with ``n >=
+        m``; wide layers are transposed.
     """
 
     names: tuple[str, ...]
@@ -136,7 +141,11 @@ class KLShampoo:
 
     def spectrum(self) -> Spectrum:
         """Return products of eigenvalues."""
-        bases = {axis: factor.basis[:, None] for axis, factor in enumerate(self._S.factors) if isinstance(factor, Full)}
+        bases = {
+            axis: factor.basis[:, None]
+            for axis, factor in enumerate(self._S.factors)
+            if isinstance(factor, Full)
+        }
         return Spectrum(bases, self._S.spectrum[:, None])
 
     def learn(self, gradient: Tensor) -> None:
@@ -148,17 +157,18 @@ class KLShampoo:
 
 
 class SOAP:
-    """Shampoo's running averages ``G G^T`` and ``G^T G``, decomposed; second moments in their eigenbasis."""
+    """Shampoo's running averages ``G G^T`` and ``G^T G``, decomposed; second moments in their
+    eigenbasis.
+    """
 
     def __init__(self, start: float, interval: int, exact: bool, like: Tensor) -> None:
         """Start without any past.
 
-        Args:
-            start: as for ``Spectral``; 1 is Adam's bias correction, as in SOAP.
-            interval: steps between decompositions.
-            exact: decompose exactly and carry second moments over to the new eigenvectors; or, as SOAP does, take one
-                step of the power method with a QR decomposition, second moments staying what they are.
-            like: gradients, shape ``(b, n, m)``.
+        Args: start: as for ``Spectral``; 1 is Adam's bias correction, as in SOAP. interval: steps
+            between decompositions. exact: decompose exactly and carry second moments over to the
+            new eigenvectors; or, as SOAP does, take one step of the power method with a QR
+            decomposition, second moments staying what they are. like: gradients, shape ``(b, n,
+            m)``.
         """
         self._start, self._interval, self._exact, self._time = start, interval, exact, 0
         self._averages = [like.new_zeros(len(like), n, n) for n in like.shape[1:]]
@@ -172,7 +182,9 @@ class SOAP:
     def spectrum(self) -> Spectrum:
         """Return second moments, damped."""
         values = self._second + DAMPING * self._second.mean((-2, -1), keepdim=True)
-        return Spectrum({axis: basis[:, None] for axis, basis in enumerate(self._bases)}, values[:, None])
+        return Spectrum(
+            {axis: basis[:, None] for axis, basis in enumerate(self._bases)}, values[:, None]
+        )
 
     def learn(self, gradient: Tensor) -> None:
         """Average, and decompose if it is time."""
@@ -196,17 +208,23 @@ class SOAP:
                 size = (basis.mT @ average @ basis).diagonal(dim1=-2, dim2=-1)
                 order = size.argsort(-1, descending=True)
                 second = second.gather(-2, order[..., None].expand_as(second))
-                new = torch.linalg.qr(average @ basis.gather(-1, order[:, None].expand_as(basis)))[0]
+                new = torch.linalg.qr(average @ basis.gather(-1, order[:, None].expand_as(basis)))[
+                    0
+                ]
             self._bases[axis], self._second = new, (second if axis == 0 else second.mT)
 
 
 def rate(time: int, start: float) -> float:
-    """Return the weight of the newest term of a running average at time 1, 2, ...; ``Spectral`` has the same."""
+    """Return the weight of the newest term of a running average at time 1, 2, ...; ``Spectral`` has
+    the same.
+    """
     return (1 - BETA) / (1 - BETA ** (1 + (time - 1) / start))
 
 
 def record(task: Task, steps: int, seed: int, lr: float = 1e-3) -> dict[str, Tensor]:
-    """Train with AdamW and return all gradients of each hidden layer's matrix, shape ``(steps, n, m)``."""
+    """Train with AdamW and return all gradients of each hidden layer's matrix, shape ``(steps, n,
+    m)``.
+    """
     model, generator = task.model(seed), Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     hidden = {name: p for name, p in model.named_parameters() if is_hidden_matrix(name, p)}
@@ -228,16 +246,20 @@ def stack(recordings: Sequence[Mapping[str, Tensor]]) -> list[Layers]:
         by_shape.setdefault(tuple(sorted(gradients.shape[1:], reverse=True)), []).append(name)
     groups = []
     for (n, _), names in by_shape.items():
-        tall = [[r[name] if r[name].shape[1] == n else r[name].mT for name in names] for r in recordings]
-        groups.append(Layers(tuple(names), torch.stack([torch.stack(layers, 1) for layers in tall], 1)))
+        tall = [
+            [r[name] if r[name].shape[1] == n else r[name].mT for name in names] for r in recordings
+        ]
+        groups.append(
+            Layers(tuple(names), torch.stack([torch.stack(layers, 1) for layers in tall], 1))
+        )
     return groups
 
 
 def predictive_nll(S: Spectrum, gradient: Tensor) -> Tensor:
     """Return the negative log-likelihood per entry of gradients under ``S``, shape ``(b,)``.
 
-    ``S^-1`` is taken as it is applied, ``B Diag(1/d) B^T`` with the bases as they are stored. Those in half precision
-    are not quite orthogonal, and their determinants count.
+    ``S^-1`` is taken as it is applied, ``B Diag(1/d) B^T`` with the bases as they are stored. Those
+    in half precision are not quite orthogonal, and their determinants count.
 
     Args:
         S: the matrices.
@@ -251,7 +273,8 @@ def predictive_nll(S: Spectrum, gradient: Tensor) -> Tensor:
 
 
 def follow(gradients: Tensor, build: Callable[[Tensor], Learner]) -> Tensor:
-    """Learn from gradients one by one; return how well each but the first was predicted by those before it.
+    """Learn from gradients one by one; return how well each but the first was predicted by those
+    before it.
 
     Args:
         gradients: shape ``(steps, seeds, layers, n, m)``.

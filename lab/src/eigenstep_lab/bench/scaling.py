@@ -1,9 +1,11 @@
-"""What a step costs on many GPUs: a model for transformers from 124 M to 70 B weights, and measurements that check it.
+"""What a step costs on many GPUs: a model for transformers from 124 M to 70 B weights, and
+measurements that check it.
 
-The model counts operations, memory of state and bytes on the wire; its formulas are in `eigenstep_lab.cost`. They
-are compared with what is measured on a GPT of 12 layers: operations and state of each optimizer in one process, and
-what each of 2 and 4 ranks computes, keeps and sends when Spectral trains with DDP, FSDP2 and HSDP (by gloo, on this
-machine; how long that takes says nothing about GPUs and is not measured).
+The model counts operations, memory of state and bytes on the wire; its formulas are in
+`eigenstep_lab.cost`. They are compared with what is measured on a GPT of 12 layers: operations and
+state of each optimizer in one process, and what each of 2 and 4 ranks computes, keeps and sends
+when Spectral trains with DDP, FSDP2 and HSDP (by gloo, on this machine; how long that takes says
+nothing about GPUs and is not measured).
 """
 
 from __future__ import annotations
@@ -16,7 +18,17 @@ from typing import Any
 
 from .. import plotting as plots
 from ..console import UserError, track
-from ..cost.model import GPUS, MODELS, OPTIMIZERS, Cost, Optimizer, Shapes, cost, spectral, training_traffic
+from ..cost.model import (
+    GPUS,
+    MODELS,
+    OPTIMIZERS,
+    Cost,
+    Optimizer,
+    Shapes,
+    cost,
+    spectral,
+    training_traffic,
+)
 from ..cost.runs import MEASURED, WAYS, Ranks, gpt, measure_ranks, measure_single, trained
 from ..lines import look
 from ..results import Table, Verdict, verdict_table
@@ -26,10 +38,14 @@ DRAWN = ("124 M", "7 B", "70 B")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how large the measured network is, and where the picture goes."""
-    parser.add_argument("--width", type=int, default=32, help="width of the measured network (default: %(default)s)")
+    parser.add_argument(
+        "--width", type=int, default=32, help="width of the measured network (default: %(default)s)"
+    )
     parser.add_argument("--no-ranks", action="store_true", help="do not start processes")
     parser.add_argument(
-        "--plot", default="runs/bench/scaling.png", help="where the picture goes (default: %(default)s)"
+        "--plot",
+        default="runs/bench/scaling.png",
+        help="where the picture goes (default: %(default)s)",
     )
 
 
@@ -43,13 +59,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     single = {name: compare_single(name, shapes) for name in track(MEASURED, "One process")}
     serial = trained(gpt(args.width))
     ranks = {} if args.no_ranks else measure_ranks(args.width)
-    verdicts = [*single_verdicts(single), *ranks_verdicts(ranks, shapes, serial), *rival_verdicts(modeled)]
+    verdicts = [
+        *single_verdicts(single),
+        *ranks_verdicts(ranks, shapes, serial),
+        *rival_verdicts(modeled),
+    ]
     tables = [model_table(name, costs) for name, costs in modeled.items()] + [single_table(single)]
     tables += [ranks_table(ranks, shapes, serial)] if ranks else []
     tables += [verdict_table("What holds", verdicts)]
     return {
         "models": {
-            name: {key: [asdict(c) for c in row] for key, row in costs.items()} for name, costs in modeled.items()
+            name: {key: [asdict(c) for c in row] for key, row in costs.items()}
+            for name, costs in modeled.items()
         },
         "single": single,
         "serial": serial,
@@ -74,13 +95,19 @@ def model_costs(name: str, optimizers: Mapping[str, Optimizer] = OPTIMIZERS) -> 
 
 
 def shares(name: str, costs: Iterable[Cost]) -> dict[str, list[float]]:
-    """Relate an optimizer's costs to what training itself computes and sends, in percent, for each number of GPUs."""
+    """Relate an optimizer's costs to what training itself computes and sends, in percent, for each
+    number of GPUs.
+    """
     network = MODELS[name]
     found: dict[str, list[float]] = {"work": [], "DDP": [], "FSDP2": []}
     for ranks, c in zip(GPUS, costs, strict=True):
         ddp, fsdp = training_traffic(network.parameters, ranks)
         own = 6.0 * network.parameters * network.tokens / ranks  # forward and backward pass
-        for key, part, whole in (("work", c.flops, own), ("DDP", c.ddp_sent, ddp), ("FSDP2", c.fsdp_sent, fsdp)):
+        for key, part, whole in (
+            ("work", c.flops, own),
+            ("DDP", c.ddp_sent, ddp),
+            ("FSDP2", c.fsdp_sent, fsdp),
+        ):
             found[key].append(100 * part / whole)
     return found
 
@@ -90,10 +117,17 @@ def model_table(name: str, costs: Costs) -> Table:
     network, rows = MODELS[name], []
     for key, row in costs.items():
         percent = shares(name, row)
-        cells = [[c.ddp_state / 2**30 for c in row], [c.fsdp_state / 2**30 for c in row], [c.flops / 1e12 for c in row]]
-        rows.append((key, *map(_cells, [*cells, percent["work"], percent["DDP"], percent["FSDP2"]])))
+        cells = [
+            [c.ddp_state / 2**30 for c in row],
+            [c.fsdp_state / 2**30 for c in row],
+            [c.flops / 1e12 for c in row],
+        ]
+        rows.append(
+            (key, *map(_cells, [*cells, percent["work"], percent["DDP"], percent["FSDP2"]]))
+        )
     title = (
-        f"{name} on {' / '.join(map(str, GPUS))} GPUs ({network.parameters / 1e9:.2f} billion weights, "
+        f"{name} on {' / '.join(map(str, GPUS))} GPUs ({network.parameters / 1e9:.2f} billion "
+        "weights, "
         f"{network.tokens // 2**10} Ki tokens per batch)"
     )
     columns = (
@@ -109,7 +143,9 @@ def model_table(name: str, costs: Costs) -> Table:
 
 
 def _cells(values: Iterable[float]) -> str:
-    return " / ".join("–" if math.isnan(v) else f"{v:.2g}" if v < 99.5 else f"{v:,.0f}" for v in values)
+    return " / ".join(
+        "–" if math.isnan(v) else f"{v:.2g}" if v < 99.5 else f"{v:,.0f}" for v in values
+    )
 
 
 def draw(modeled: Mapping[str, Costs], path: str) -> None:
@@ -132,14 +168,19 @@ def draw(modeled: Mapping[str, Costs], path: str) -> None:
             ax.set(title=name, xlabel="GPUs", ylabel=label, yscale="log")
             ax.set_xscale("log", base=2)
             ax.set_xticks(GPUS, map(str, GPUS))
-    drawn.legend(*axes[0, 1].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
+    drawn.legend(
+        *axes[0, 1].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9
+    )
     plots.save(drawn, path)
 
 
 def compare_single(name: str, shapes: Shapes) -> dict[str, float]:
     """Measure one process, and say what the model expects."""
     units = OPTIMIZERS[name].units(shapes)
-    model = {f"modeled {key}": sum(u.pieces * getattr(u, key) for u in units) for key in ("products", "state")}
+    model = {
+        f"modeled {key}": sum(u.pieces * getattr(u, key) for u in units)
+        for key in ("products", "state")
+    }
     return {**measure_single(name, shapes), **model}
 
 
@@ -160,7 +201,9 @@ def single_table(single: Mapping[str, Mapping[str, float]]) -> Table:
     rows = []
     for name, found in single.items():
         products, state = ([found[key], found[f"modeled {key}"]] for key in ("products", "state"))
-        rows.append((name, *(f"{x / 1e6:.3f}" for x in products), *(f"{x / 1e3:.1f}" for x in state)))
+        rows.append(
+            (name, *(f"{x / 1e6:.3f}" for x in products), *(f"{x / 1e3:.1f}" for x in state))
+        )
     columns = ("optimizer", "MFLOP in products", "model", "state, kB", "model")
     return Table("One process, GPT of 12 layers: measured and modeled, per step", columns, rows)
 
@@ -176,10 +219,16 @@ def ranks_table(ranks: Ranks, shapes: Shapes, serial: Mapping[str, float]) -> Ta
             for key, scale, digits in (("flops", 1e6, 3), ("state", 1e3, 1), ("sent", 1e3, 1))
         ]
         equal = [f"{most[key] * len(found) / serial[key]:.3f}" for key in ("flops", "state")]
-        rows.append((name, *both[0], equal[0], *both[1], equal[1], *both[2], f"{most['collectives']:.0f}"))
+        rows.append(
+            (name, *both[0], equal[0], *both[1], equal[1], *both[2], f"{most['collectives']:.0f}")
+        )
     split = ("MFLOP", "model", "× N / serial", "state, kB", "model", "× N / serial")
     columns = ("shared by", *split, "kB sent", "model", "collectives")
-    return Table("Spectral, GPT of 12 layers, per step: the busiest rank, measured and modeled", columns, rows)
+    return Table(
+        "Spectral, GPT of 12 layers, per step: the busiest rank, measured and modeled",
+        columns,
+        rows,
+    )
 
 
 def single_verdicts(single: Mapping[str, Mapping[str, float]]) -> Iterator[Verdict]:
@@ -189,24 +238,43 @@ def single_verdicts(single: Mapping[str, Mapping[str, float]]) -> Iterator[Verdi
             measured, model = found[what], found[f"modeled {what}"]
             if model:
                 claim = f"one process has the {what} that the model says, to 5 %"
-                yield Verdict(claim, name, "relative difference", abs(measured - model) / model, 0.05)
+                yield Verdict(
+                    claim, name, "relative difference", abs(measured - model) / model, 0.05
+                )
 
 
 def ranks_verdicts(ranks: Ranks, shapes: Shapes, serial: Mapping[str, float]) -> Iterator[Verdict]:
-    """Say how ranks compare with the model, with an equal share, and with the fewest bytes possible, at worst."""
+    """Say how ranks compare with the model, with an equal share, and with the fewest bytes
+    possible, at worst.
+    """
     values: dict[tuple[str, str, float], dict[str, float]] = {}
 
     def note(name: str, claim: str, quantity: str, limit: float, value: float) -> None:
         values.setdefault((claim, quantity, limit), {})[name] = value
 
     for name, found in ranks.items():
-        most, model = {key: max(rank[key] for rank in found) for key in serial}, expected(name, shapes)
+        most, model = (
+            {key: max(rank[key] for rank in found) for key in serial},
+            expected(name, shapes),
+        )
         for key, what in (("flops", "operations"), ("state", "state")):
             off = abs(most[key] - model[key]) / model[key]
-            note(name, f"the busiest rank has the {what} that the model says, to 5 %", "relative difference", 0.05, off)
+            note(
+                name,
+                f"the busiest rank has the {what} that the model says, to 5 %",
+                "relative difference",
+                0.05,
+                off,
+            )
             share = most[key] * len(found) / serial[key]
             note(name, f"no rank has more than 1.25/N of the {what}", "times N", 1.25, share)
-        note(name, "a rank sends at most 1.1 × what it must", "times the bound", 1.1, most["sent"] / model["sent"])
+        note(
+            name,
+            "a rank sends at most 1.1 × what it must",
+            "times the bound",
+            1.1,
+            most["sent"] / model["sent"],
+        )
     for (claim, quantity, limit), by_name in values.items():
         worst = max(by_name, key=lambda name: by_name[name])
         yield Verdict(claim, f"Spectral, {worst}", f"most {quantity}", by_name[worst], limit)
@@ -223,7 +291,9 @@ RIVALS = (
 
 
 def rival_verdicts(modeled: Mapping[str, Costs]) -> Iterator[Verdict]:
-    """Say whether a step costs at most as much as others', on all networks and numbers of GPUs, as the model has it."""
+    """Say whether a step costs at most as much as others', on all networks and numbers of GPUs, as
+    the model has it.
+    """
     for ours, rival, what in RIVALS:
         ratios = [
             getattr(mine, what) / getattr(theirs, what)

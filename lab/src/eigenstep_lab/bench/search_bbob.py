@@ -1,7 +1,9 @@
-"""BBOB, the benchmark of the COCO platform: 24 functions, in several instances and dimensions, and many targets each.
+"""BBOB, the benchmark of the COCO platform: 24 functions, in several instances and dimensions, and
+many targets each.
 
-Figures of merit are the empirical distribution (ECDF) of the evaluations until a target is reached, over all functions,
-instances and targets, and the area under it, on a logarithmic axis from 1 to ``BUDGET`` evaluations per dimension.
+Figures of merit are the empirical distribution (ECDF) of the evaluations until a target is reached,
+over all functions, instances and targets, and the area under it, on a logarithmic axis from 1 to
+``BUDGET`` evaluations per dimension.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ FUNCTIONS = tuple(range(1, 25))
 BUDGETS = (10, 20, 50, 100, 200, 500, 1000)
 """Evaluations per dimension at which shares of targets are compared."""
 SHORT = {"surrogate": 100}
-"""Smaller budgets per dimension, of searches that are slow; they do not depend on it up to there."""
+"""Smaller budgets per dimension, of searches that are slow; they do not depend on it up to there.
+"""
 
 PORTFOLIOS = {"best 2009": "best2009-bbob", "best 2009-16": "best09-16-bbob"}
 """COCO's portfolios: for each function and target the algorithm that was best in these years."""
@@ -39,12 +42,18 @@ Hits = list[list[float]]
 """For each instance and target, the evaluations until it was reached."""
 
 
-def run_function(directory: Path, peer: str, function: int, d: int, instances: Sequence[int]) -> Hits:
-    """Return the hits of one search on one function, from its file if there is one, else run it and write the file."""
+def run_function(
+    directory: Path, peer: str, function: int, d: int, instances: Sequence[int]
+) -> Hits:
+    """Return the hits of one search on one function, from its file if there is one, else run it and
+    write the file.
+    """
     path = directory / f"bbob-{peer}-d{d}-f{function}-i{instances[0]}-{instances[-1]}.json"
     if path.exists():
         return read_hits(path)
-    suite = require_peer("cocoex").Suite("bbob", f"instances: {instances[0]}-{instances[-1]}", f"dimensions: {d}")
+    suite = require_peer("cocoex").Suite(
+        "bbob", f"instances: {instances[0]}-{instances[-1]}", f"dimensions: {d}"
+    )
     hits = []
     for instance in instances:
         problem = suite.get_problem_by_function_dimension_instance(function, d, instance)
@@ -62,13 +71,20 @@ def run_function(directory: Path, peer: str, function: int, d: int, instances: S
 def read_hits(path: Path) -> Hits:
     """Read a file of hits, in which targets that were not reached are null."""
     try:
-        return [[math.inf if hit is None else float(hit) for hit in row] for row in json.loads(path.read_text())]
+        return [
+            [math.inf if hit is None else float(hit) for hit in row]
+            for row in json.loads(path.read_text())
+        ]
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}): delete it, and it will be computed again") from error
+        raise UserError(
+            f"{path} is damaged ({error}): delete it, and it will be computed again"
+        ) from error
 
 
 def least_value(problem: Any) -> float:
-    """Return the least value of a BBOB problem, which the platform tells through a file in the working directory."""
+    """Return the least value of a BBOB problem, which the platform tells through a file in the
+    working directory.
+    """
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -81,7 +97,9 @@ def least_value(problem: Any) -> float:
 
 
 def portfolio(name: str, d: int) -> dict[int, Hits]:
-    """Return what the best of many algorithms needed for each function and target, from the files of ``cocopp``."""
+    """Return what the best of many algorithms needed for each function and target, from the files
+    of ``cocopp``.
+    """
     spec = importlib.util.find_spec("cocopp")
     if spec is None or spec.origin is None:
         raise UserError("the reference lines need the package cocopp: pip install './lab[peers]'")
@@ -91,10 +109,17 @@ def portfolio(name: str, d: int) -> dict[int, Hits]:
         for function in FUNCTIONS:
             member = files.extractfile(f"{archive}/bbob-bestalg_f{function:02}_d{d:02}.dat")
             assert member is not None
-            lines = [line.split() for line in member.read().decode().splitlines() if not line.startswith("%")]
+            lines = [
+                line.split()
+                for line in member.read().decode().splitlines()
+                if not line.startswith("%")
+            ]
             reached = [(float(target), float(evaluations)) for evaluations, target, *_ in lines]
             # Files round targets; between two of them there is a factor of 1.6.
-            hits = [next((count for value, count in reached if value <= 1.001 * t), math.inf) for t in TARGETS]
+            hits = [
+                next((count for value, count in reached if value <= 1.001 * t), math.inf)
+                for t in TARGETS
+            ]
             found[function] = [hits]
     return found
 
@@ -113,7 +138,9 @@ def ecdf(hits: Sequence[Sequence[float]], d: int, at: Array) -> Array:
     return np.searchsorted(ordered, at * d, side="right") / len(ordered)
 
 
-def summarize(found: Mapping[int, Mapping[str, Mapping[int, Hits]]], instances: str) -> dict[str, Any]:
+def summarize(
+    found: Mapping[int, Mapping[str, Mapping[int, Hits]]], instances: str
+) -> dict[str, Any]:
     """Return areas and curves by dimension and search, and the area on each function.
 
     Args:
@@ -136,8 +163,14 @@ def summarize(found: Mapping[int, Mapping[str, Mapping[int, Hits]]], instances: 
     return {
         "evaluations_per_dimension": [round(float(a), 3) for a in at],
         "dimensions": {
-            str(d): {peer: entry(functions, d, SHORT.get(peer, BUDGET)) for peer, functions in peers.items()}
+            str(d): {
+                peer: entry(functions, d, SHORT.get(peer, BUDGET))
+                for peer, functions in peers.items()
+            }
             for d, peers in found.items()
         },
-        "portfolios": {str(d): {name: entry(portfolio(name, d), d, BUDGET) for name in PORTFOLIOS} for d in known},
+        "portfolios": {
+            str(d): {name: entry(portfolio(name, d), d, BUDGET) for name in PORTFOLIOS}
+            for d in known
+        },
     }

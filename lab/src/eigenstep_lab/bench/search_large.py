@@ -1,9 +1,10 @@
 """Functions of thousands of coordinates, and searches whose memory is linear in them.
 
-Functions are turned by signs, a permutation and a cosine transform: a dense rotation that needs no matrix. Searches
-are compared by evaluations until the value has fallen to parts of the first one. Budgets are small, because a run to
-the minimum takes peers tens of millions of evaluations. ``FUNCTIONS`` are those on which the default of ``minimize`` is
-compared, which may use slopes; ``RANKED`` those for searches that see the order of values alone.
+Functions are turned by signs, a permutation and a cosine transform: a dense rotation that needs no
+matrix. Searches are compared by evaluations until the value has fallen to parts of the first one.
+Budgets are small, because a run to the minimum takes peers tens of millions of evaluations.
+``FUNCTIONS`` are those on which the default of ``minimize`` is compared, which may use slopes;
+``RANKED`` those for searches that see the order of values alone.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ Problem = tuple[Callable[[Array], float], Array]
 
 
 def convex(d: int, seed: int, form: str, turned: bool = True, noise: float = 0.0) -> Problem:
-    """Return a sum of powers of coordinates, in the coordinates of a random rotation or not, maybe with noise."""
+    """Return a sum of powers of coordinates, in the coordinates of a random rotation or not, maybe
+    with noise.
+    """
     dct = require_peer("scipy.fft").dct
     rng = np.random.default_rng(seed)
     before, after = rng.choice([-1.0, 1.0], (2, d))
@@ -107,7 +110,8 @@ def crfmnes(function: Counted, start: Array, budget: int, seed: int) -> None:
         SIGMA,
         population + population % 2,
         seed=seed,
-        use_constraint_violation=False,  # there are no constraints, and looking for them takes most of its time
+        # there are no constraints, and looking for them takes most of its time
+        use_constraint_violation=False,
     )
     strategy.optimize(budget)
 
@@ -116,8 +120,19 @@ def pypop(function: Counted, start: Array, budget: int, seed: int, name: str) ->
     """Run a strategy of pypop7 with its defaults."""
     strategy = import_pypop(name)
     box = np.full(len(start), 5.0)  # it only says where starts come from if none is given
-    problem = {"fitness_function": function, "ndim_problem": len(start), "lower_boundary": -box, "upper_boundary": box}
-    options = {"max_function_evaluations": budget, "mean": start, "sigma": SIGMA, "seed_rng": seed, "verbose": 0}
+    problem = {
+        "fitness_function": function,
+        "ndim_problem": len(start),
+        "lower_boundary": -box,
+        "upper_boundary": box,
+    }
+    options = {
+        "max_function_evaluations": budget,
+        "mean": start,
+        "sigma": SIGMA,
+        "seed_rng": seed,
+        "verbose": 0,
+    }
     strategy(problem, {**options, "is_restart": False}).optimize()
 
 
@@ -125,15 +140,18 @@ def vkd(function: Counted, start: Array, budget: int, seed: int) -> None:
     """Run CMA-ES with a covariance of low rank plus a diagonal, by the sampler for it in pycma."""
     cma = require_peer("cma")
     sampler = require_peer("cma.restricted_gaussian_sampler").GaussVkDSampler
-    options = sampler.extend_cma_options({"verbose": -9, "verb_log": 0, "seed": seed + 1, "maxfevals": budget})
+    options = sampler.extend_cma_options(
+        {"verbose": -9, "verb_log": 0, "seed": seed + 1, "maxfevals": budget}
+    )
     cma.CMAEvolutionStrategy(start, SIGMA, options).optimize(function)
 
 
 def import_pypop(name: str) -> Any:
-    """Import a strategy of pypop7 without what it does not need here: it would install a hundred packages.
+    """Import a strategy of pypop7 without what it does not need here: it would install a hundred
+    packages.
 
-    In its package a strategy that is not used here is compiled with numba; a module that compiles nothing takes its
-    place where it is missing.
+    In its package a strategy that is not used here is compiled with numba; a module that compiles
+    nothing takes its place where it is missing.
     """
     module = types.ModuleType("numba")
     module.jit = module.njit = lambda *_args, **_options: lambda function: function  # type: ignore[attr-defined]
@@ -143,7 +161,9 @@ def import_pypop(name: str) -> Any:
     try:
         return getattr(importlib.import_module(f"pypop7.optimizers.es.{name.lower()}"), name)
     except ImportError as error:
-        raise UserError(f"this needs pypop7: pip install --no-deps pypop7==0.0.82 ({error})") from error
+        raise UserError(
+            f"this needs pypop7: pip install --no-deps pypop7==0.0.82 ({error})"
+        ) from error
     finally:
         if missing:
             del sys.modules["numba"]
@@ -166,7 +186,9 @@ RANKED_SEARCHES: Mapping[str, Callable[[Counted, Array, int, int], None]] = {
 
 
 def solve_large(search: str, name: str, d: int, seed: int) -> list[float]:
-    """Return the evaluations until each part of the first value; infinite where it was not reached."""
+    """Return the evaluations until each part of the first value; infinite where it was
+    not reached.
+    """
     return _solve(SEARCHES[search], FUNCTIONS[name](d, seed), BUDGETS[d] * d, seed)
 
 
@@ -176,7 +198,9 @@ def solve_ranked(search: str, name: str, seed: int) -> list[float]:
     return _solve(RANKED_SEARCHES[search], problem, RANKED_BUDGET * RANKED_SIZE, seed)
 
 
-def _solve(search: Callable[[Counted, Array, int, int], None], problem: Problem, budget: int, seed: int) -> list[float]:
+def _solve(
+    search: Callable[[Counted, Array, int, int], None], problem: Problem, budget: int, seed: int
+) -> list[float]:
     function, start = problem
     first = function(start)
     counted = Counted(function, [part * first for part in PARTS], budget)

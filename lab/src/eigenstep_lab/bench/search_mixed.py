@@ -1,9 +1,11 @@
-"""Functions of numbers, integers and categories, and what eigenstep, CatCMA and samplers of Optuna need for them.
+"""Functions of numbers, integers and categories, and what eigenstep, CatCMA and samplers of Optuna
+need for them.
 
-Each has five numbers in [-5, 5], five integers from -10 to 10 and five categories of five values; the least value is 0,
-at a place that depends on the seed. Categories count as right or wrong, in any order; where they lead, only those
-before the first wrong one count. Optuna's samplers take milliseconds for each evaluation and are made for few: with
-these, all run for ``TRIALS`` evaluations, and are compared at parts of the value in the middle of the space.
+Each has five numbers in [-5, 5], five integers from -10 to 10 and five categories of five values;
+the least value is 0, at a place that depends on the seed. Categories count as right or wrong, in
+any order; where they lead, only those before the first wrong one count. Optuna's samplers take
+milliseconds for each evaluation and are made for few: with these, all run for ``TRIALS``
+evaluations, and are compared at parts of the value in the middle of the space.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ TARGET = 1e-6
 BUDGET, TRIALS = 20_000, 600
 PARTS = [10.0 ** (-k / 2) for k in range(1, 17)]
 Mixed = Callable[[Array, Array, NDArray[np.bool_]], float]
-"""``f(x, z, right)``: distances of numbers and integers from the best ones, and which categories are right."""
+"""``f(x, z, right)``: distances of numbers and integers from the best ones, and which categories
+are right.
+"""
 
 ROTATION = np.linalg.qr(np.random.default_rng(1).standard_normal((2 * SIZE, 2 * SIZE)))[0]
 
@@ -71,7 +75,9 @@ FUNCTIONS: Mapping[str, Mixed] = {
     "Rosenbrock": lambda x, z, r: _rosenbrock(x) + float(z @ z) + _wrong(r),
     "Ackley": lambda x, z, r: _ackley(_join(x, z)) + _wrong(r),
     "categories move numbers": lambda x, z, r: float(((x - ~r) ** 2).sum() + z @ z) + _wrong(r),
-    "categories weigh numbers": lambda x, z, r: float(((1 + 9 * ~r) * x * x).sum() + z @ z) + 0.1 * _wrong(r),
+    "categories weigh numbers": lambda x, z, r: (
+        float(((1 + 9 * ~r) * x * x).sum() + z @ z) + 0.1 * _wrong(r)
+    ),
 }
 
 
@@ -112,7 +118,9 @@ def eigenstep(problem: Problem, seed: int) -> None:
 
 
 def catcma(problem: Problem, seed: int) -> None:
-    """Run ``cmaes.CatCMAwM`` with its defaults, again with twice the population whenever it wants to stop."""
+    """Run ``cmaes.CatCMAwM`` with its defaults, again with twice the population whenever it wants
+    to stop.
+    """
     module, population = require_peer("cmaes"), None
     while True:
         strategy = module.CatCMAwM(
@@ -129,7 +137,10 @@ def catcma(problem: Problem, seed: int) -> None:
         population, seed = 2 * strategy.population_size, seed + 1000
 
 
-SEARCHES: Mapping[str, Callable[[Problem, int], None]] = {"eigenstep": eigenstep, "CatCMAwM": catcma}
+SEARCHES: Mapping[str, Callable[[Problem, int], None]] = {
+    "eigenstep": eigenstep,
+    "CatCMAwM": catcma,
+}
 
 
 def solve_mixed(search: str, name: str, seed: int) -> float:
@@ -148,7 +159,9 @@ def samplers(seed: int) -> dict[str, Any]:
     return {
         "SpectralSampler": own(seed=seed),
         "TPESampler": optuna.samplers.TPESampler(seed=seed),
-        "CmaEsSampler": optuna.samplers.CmaEsSampler(seed=seed, with_margin=True, warn_independent_sampling=False),
+        "CmaEsSampler": optuna.samplers.CmaEsSampler(
+            seed=seed, with_margin=True, warn_independent_sampling=False
+        ),
         "RandomSampler": optuna.samplers.RandomSampler(seed=seed),
     }
 
@@ -157,7 +170,9 @@ SAMPLERS = ("SpectralSampler", "TPESampler", "CmaEsSampler", "RandomSampler")
 
 
 def solve_trials(sampler: str, name: str, seed: int) -> list[float]:
-    """Return the trials of Optuna until parts of the value in the middle; infinite where they were not reached."""
+    """Return the trials of Optuna until parts of the value in the middle; infinite where they were
+    not reached.
+    """
     optuna, problem = require_peer("optuna"), Problem(name, seed, trials=True)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 

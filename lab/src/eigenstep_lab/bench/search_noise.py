@@ -1,6 +1,7 @@
 """Functions whose values have noise of constant size, and how near searches come to their minima.
 
-The figure is the true value at the center of the distribution when the budget is used up, which no search sees.
+The figure is the true value at the center of the distribution when the budget is used up, which no
+search sees.
 """
 
 from __future__ import annotations
@@ -62,4 +63,6 @@ def solve_noisy(search: str, name: str, noise: float, seed: int) -> float:
     """Return the true value at the center in the end."""
     rng = np.random.default_rng(seed)
     start, function = rng.uniform(1, 3, SIZE), FUNCTIONS[name]
-    return function(SEARCHES[search](lambda x: function(x) + noise * float(rng.standard_normal()), start, seed))
+    return function(
+        SEARCHES[search](lambda x: function(x) + noise * float(rng.standard_normal()), start, seed)
+    )

@@ -1,6 +1,7 @@
 """The searches to compare, each as its own package runs it, and a function that keeps count.
 
-All see the same functions, one point at a time, from starts and with step sizes of the same kind, and the same budget.
+All see the same functions, one point at a time, from starts and with step sizes of the same kind,
+and the same budget.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Counted:
         hits: evaluations until each target; infinite where it was not reached.
     """
 
-    def __init__(self, function: Callable[[Array], float], targets: Sequence[float], budget: int) -> None:
+    def __init__(
+        self, function: Callable[[Array], float], targets: Sequence[float], budget: int
+    ) -> None:
         """Count evaluations of a function.
 
         Args:
@@ -59,9 +62,13 @@ class Counted:
 
 
 TOLX = 1e-11
-"""Where the distribution is narrower than this, a run is over: the default of eigenstep and of pycma."""
+"""Where the distribution is narrower than this, a run is over: the default of eigenstep and of
+pycma.
+"""
 Peer = Callable[[Counted, Starts, float, int, str | None, int, float], None]
-"""``peer(function, starts, sigma0, budget, restarts, seed, tolx)`` searches until one of both gives up."""
+"""``peer(function, starts, sigma0, budget, restarts, seed, tolx)`` searches until one of both gives
+up.
+"""
 
 
 def eigenstep(
@@ -75,7 +82,9 @@ def eigenstep(
     method: str = "spectral",
 ) -> None:
     """Run a method of eigenstep: by default the one that sees only the order of values."""
-    search = Search(starts, sigma0, method=method, seed=seed, restarts=restarts, max_evals=budget, tolx=tolx)
+    search = Search(
+        starts, sigma0, method=method, seed=seed, restarts=restarts, max_evals=budget, tolx=tolx
+    )
     with contextlib.suppress(Over):
         while not search.stop():
             points = search.ask()
@@ -83,12 +92,24 @@ def eigenstep(
 
 
 def pycma(
-    function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int, tolx: float
+    function: Counted,
+    starts: Starts,
+    sigma0: float,
+    budget: int,
+    restarts: str | None,
+    seed: int,
+    tolx: float,
 ) -> None:
     """Run ``cma.fmin2`` with its own restarts."""
     cma = require_peer("cma")
     rng = np.random.default_rng(seed)
-    options = {"verbose": -9, "seed": seed + 1, "maxfevals": budget, "ftarget": -math.inf, "tolx": tolx}
+    options = {
+        "verbose": -9,
+        "seed": seed + 1,
+        "maxfevals": budget,
+        "ftarget": -math.inf,
+        "tolx": tolx,
+    }
     with contextlib.suppress(Over), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cma.fmin2(
@@ -102,9 +123,16 @@ def pycma(
 
 
 def cmaes(
-    function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int, tolx: float
+    function: Counted,
+    starts: Starts,
+    sigma0: float,
+    budget: int,
+    restarts: str | None,
+    seed: int,
+    tolx: float,
 ) -> None:
-    """Run ``cmaes.CMA``, restarted as its documentation does: with twice the population whenever it wants to stop.
+    """Run ``cmaes.CMA``, restarted as its documentation does: with twice the population whenever it
+    wants to stop.
 
     When it stops cannot be changed, so ``tolx`` means nothing to it.
     """
@@ -114,7 +142,9 @@ def cmaes(
     with contextlib.suppress(Over), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         while True:
-            strategy = module.CMA(starts(rng), sigma0, seed=int(rng.integers(2**31)), population_size=population)
+            strategy = module.CMA(
+                starts(rng), sigma0, seed=int(rng.integers(2**31)), population_size=population
+            )
             while not strategy.should_stop():
                 points = [strategy.ask() for _ in range(strategy.population_size)]
                 strategy.tell([(point, function(point)) for point in points])
@@ -124,9 +154,17 @@ def cmaes(
 
 
 def surrogate(
-    function: Counted, starts: Starts, sigma0: float, budget: int, restarts: str | None, seed: int, tolx: float
+    function: Counted,
+    starts: Starts,
+    sigma0: float,
+    budget: int,
+    restarts: str | None,
+    seed: int,
+    tolx: float,
 ) -> None:
-    """Run ``cma.fmin_lq_surr2``, CMA-ES with a quadratic model, again and again: it has no restarts of its own."""
+    """Run ``cma.fmin_lq_surr2``, CMA-ES with a quadratic model, again and again: it has no restarts
+    of its own.
+    """
     cma = require_peer("cma")
     rng = np.random.default_rng(seed)
     options = {"verbose": -9, "seed": seed + 1, "maxfevals": budget, "tolx": tolx}

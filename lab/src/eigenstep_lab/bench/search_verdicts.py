@@ -38,22 +38,41 @@ def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
         for name, hits in functions.items():
             ratio = median(hits["eigenstep"]) / median(hits["pycma"])
             quantity = f"{name}, d = {d}: median evaluations to {TARGET:g}, divided by pycma's"
-            yield Verdict("It needs fewer evaluations than CMA-ES.", "spectral", quantity, ratio, EASY[name])
+            yield Verdict(
+                "It needs fewer evaluations than CMA-ES.", "spectral", quantity, ratio, EASY[name]
+            )
     for d, functions in computed.get("restarts", {}).items():
         for name, hits in functions.items():
             more = solved(hits["eigenstep"]) - solved(hits["pycma"])
-            quantity = f"{name}, d = {d}: runs of {len(hits['pycma'])} that succeed with BIPOP, minus pycma's"
-            yield Verdict("With restarts it succeeds as often.", "spectral", quantity, more, 0, at_least=True)
+            quantity = (
+                f"{name}, d = {d}: runs of {len(hits['pycma'])} that succeed with BIPOP, "
+                "minus pycma's"
+            )
+            yield Verdict(
+                "With restarts it succeeds as often.", "spectral", quantity, more, 0, at_least=True
+            )
     for d, peers in computed.get("bbob", {}).get("dimensions", {}).items():
         yield from bbob_verdicts(d, peers)
     if "mixed" in computed:
-        ratios = [median(hits["eigenstep"]) / median(hits["CatCMAwM"]) for hits in computed["mixed"].values()]
+        ratios = [
+            median(hits["eigenstep"]) / median(hits["CatCMAwM"])
+            for hits in computed["mixed"].values()
+        ]
         ratio = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-        quantity = f"{len(ratios)} functions: geometric mean of median evaluations, divided by those of CatCMAwM"
+        quantity = (
+            f"{len(ratios)} functions: geometric mean of median evaluations, divided by those "
+            "of CatCMAwM"
+        )
         yield Verdict("Categories cost fewer evaluations.", "mixed", quantity, ratio, 1.0)
     for rival in SAMPLERS[1:] if "optuna" in computed else ():
-        logs = [math.log(relative(hits, SAMPLERS[0], rival, TRIALS)) for hits in computed["optuna"].values()]
-        quantity = f"{len(logs)} functions, {TRIALS} trials: geometric mean of trials, divided by {rival}'s"
+        logs = [
+            math.log(relative(hits, SAMPLERS[0], rival, TRIALS))
+            for hits in computed["optuna"].values()
+        ]
+        quantity = (
+            f"{len(logs)} functions, {TRIALS} trials: geometric mean of trials, divided by "
+            f"{rival}'s"
+        )
         value = math.exp(statistics.fmean(logs))
         yield Verdict("In Optuna it needs fewer trials.", "SpectralSampler", quantity, value, 1.0)
     yield from large_verdicts(computed.get("large", {}))
@@ -64,53 +83,96 @@ def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
             for ends in computed["noise"].values()
         ]
         ratio = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-        quantity = f"{len(ratios)} noisy functions: geometric mean of median values in the end, divided by LRA-CMA's"
+        quantity = (
+            f"{len(ratios)} noisy functions: geometric mean of median values in the end, "
+            "divided by LRA-CMA's"
+        )
         yield Verdict("It learns from noisy values.", "cautious", quantity, ratio, 1.0)
     for d, times in computed.get("overhead", {}).items():
-        quantity, limit = f"d = {d}: CPU time per evaluation, divided by pycma's", 1 / 3 if int(d) == 40 else 1.0
+        quantity, limit = (
+            f"d = {d}: CPU time per evaluation, divided by pycma's",
+            1 / 3 if int(d) == 40 else 1.0,
+        )
         ratio = times["eigenstep"] / times["pycma"]
-        yield Verdict("It costs less time than pycma.", "spectral", quantity, ratio, limit, timed=True)
+        yield Verdict(
+            "It costs less time than pycma.", "spectral", quantity, ratio, limit, timed=True
+        )
         if d == "20" and "surrogate" in times:
             quantity = "d = 20: microseconds of CPU time per evaluation with the quadratic model"
-            yield Verdict("A model costs little time.", "surrogate", quantity, times["surrogate"], 1000.0, timed=True)
+            yield Verdict(
+                "A model costs little time.",
+                "surrogate",
+                quantity,
+                times["surrogate"],
+                1000.0,
+                timed=True,
+            )
 
 
 def large_verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
-    """Judge searches in large dimensions: at the seed and target where the lead over the best rival is smallest."""
+    """Judge searches in large dimensions: at the seed and target where the lead over the best rival
+    is smallest.
+    """
     claim = "It needs fewer evaluations than searches with linear memory."
     for d, functions in computed.items():
         for name, hits in functions.items():
-            ratios = [ratio for seed in range(len(hits["eigenstep-auto"])) for ratio in leads(hits, seed)]
+            ratios = [
+                ratio for seed in range(len(hits["eigenstep-auto"])) for ratio in leads(hits, seed)
+            ]
             where = f"at the worst of {len(ratios)} targets and seeds"
             quantity = f"{name}, d = {d}: evaluations, divided by the best rival's, {where}"
             yield Verdict(claim, "auto", quantity, max(ratios), 1.0)
 
 
 def ranked_verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
-    """Judge searches that see the order of values alone, on functions that had no part in choosing constants."""
-    claim = "Of searches with linear memory that see the order of values alone, it needs the fewest evaluations."
+    """Judge searches that see the order of values alone, on functions that had no part in choosing
+    constants.
+    """
+    claim = (
+        "Of searches with linear memory that see the order of values alone, it needs the "
+        "fewest evaluations."
+    )
     fresh = {name: hits for name, hits in computed.items() if name not in TUNED}
     for rival in (name for name in next(iter(fresh.values()), {}) if name != "lowrank"):
-        logs = [math.log(relative(hits, "lowrank", rival, RANKED_BUDGET * RANKED_SIZE)) for hits in fresh.values()]
-        quantity = f"{len(fresh)} functions, d = {RANKED_SIZE}: geometric mean of evaluations, divided by {rival}'s"
+        logs = [
+            math.log(relative(hits, "lowrank", rival, RANKED_BUDGET * RANKED_SIZE))
+            for hits in fresh.values()
+        ]
+        quantity = (
+            f"{len(fresh)} functions, d = {RANKED_SIZE}: geometric mean of evaluations, "
+            f"divided by {rival}'s"
+        )
         yield Verdict(claim, "lowrank", quantity, math.exp(statistics.fmean(logs)), 1.0)
 
 
 def relative(hits: Mapping[str, Any], name: str, rival: str, last: int) -> float:
-    """Return the geometric mean, over seeds and targets that one has reached, of evaluations divided by a rival's.
+    """Return the geometric mean, over seeds and targets that one has reached, of evaluations
+    divided by a rival's.
 
-    A search that has not reached a target counts as if it had with the last evaluation, whichever it is; if none has
-    been reached, both are alike.
+    A search that has not reached a target counts as if it had with the last evaluation, whichever
+    it is; if none has been reached, both are alike.
     """
     runs = zip(hits[name], hits[rival], strict=True)
-    pairs = [pair for ours, theirs in runs for pair in zip(ours, theirs, strict=True) if pair != (None, None)]
-    return math.exp(statistics.fmean([math.log((a or last) / (b or last)) for a, b in pairs] or [0.0]))
+    pairs = [
+        pair
+        for ours, theirs in runs
+        for pair in zip(ours, theirs, strict=True)
+        if pair != (None, None)
+    ]
+    return math.exp(
+        statistics.fmean([math.log((a or last) / (b or last)) for a, b in pairs] or [0.0])
+    )
 
 
 def leads(hits: Mapping[str, Any], seed: int) -> list[float]:
-    """Return evaluations of the default, divided by the best rival's, at all targets that a rival has reached."""
+    """Return evaluations of the default, divided by the best rival's, at all targets that a rival
+    has reached.
+    """
     best = [
-        min(counts) for counts in zip(*(finite(h[seed]) for p, h in hits.items() if p != "eigenstep-auto"), strict=True)
+        min(counts)
+        for counts in zip(
+            *(finite(h[seed]) for p, h in hits.items() if p != "eigenstep-auto"), strict=True
+        )
     ]
     ours = finite(hits["eigenstep-auto"][seed])
     return [mine / least for mine, least in zip(ours, best, strict=True) if least < math.inf]
@@ -128,7 +190,9 @@ def bbob_verdicts(d: str, peers: Mapping[str, Any]) -> Iterator[Verdict]:
         if {rival, "eigenstep"} <= set(peers):
             more = area["eigenstep"] - area[rival]
             quantity = f"BBOB, d = {d}: area under the ECDF, minus that of {rival}"
-            yield Verdict("It is the better choice on BBOB.", "spectral", quantity, more, 0, at_least=True)
+            yield Verdict(
+                "It is the better choice on BBOB.", "spectral", quantity, more, 0, at_least=True
+            )
     if "eigenstep-auto" not in peers:
         return
     claim, ours = "Its default is as good as the best of many.", peers["eigenstep-auto"]
@@ -138,8 +202,18 @@ def bbob_verdicts(d: str, peers: Mapping[str, Any]) -> Iterator[Verdict]:
     for rival, allowed, budgets in (("eigenstep", -0.01, BUDGETS), ("surrogate", 0.0, (50, 100))):
         if rival in peers:
             more = min(ours["budgets"][str(b)] - peers[rival]["budgets"][str(b)] for b in budgets)
-            quantity = f"BBOB, d = {d}: least lead over {rival} of the share of targets at {budgets} evaluations / d"
-            yield Verdict("A descent does no harm at any budget.", "auto", quantity, more, allowed, at_least=True)
+            quantity = (
+                f"BBOB, d = {d}: least lead over {rival} of the share of targets at {budgets} "
+                "evaluations / d"
+            )
+            yield Verdict(
+                "A descent does no harm at any budget.",
+                "auto",
+                quantity,
+                more,
+                allowed,
+                at_least=True,
+            )
 
 
 def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
@@ -149,7 +223,14 @@ def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
         ("restarts", "The same with BIPOP restarts"),
     ):
         rows = [
-            [name, d, *(f"{median(hits[p]):.0f} ({solved(hits[p])}/{len(hits[p])})" for p in ("eigenstep", "pycma"))]
+            [
+                name,
+                d,
+                *(
+                    f"{median(hits[p]):.0f} ({solved(hits[p])}/{len(hits[p])})"
+                    for p in ("eigenstep", "pycma")
+                ),
+            ]
             for d, functions in computed.get(part, {}).items()
             for name, hits in functions.items()
         ]
@@ -162,36 +243,55 @@ def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
             [name, *(f"{median(hits[s]):.0f} ({solved(hits[s])}/{len(hits[s])})" for s in SEARCHES)]
             for name, hits in computed["mixed"].items()
         ]
-        yield Table("Numbers, integers and categories: median evaluations to 1e-6", ["function", *SEARCHES], rows)
+        yield Table(
+            "Numbers, integers and categories: median evaluations to 1e-6",
+            ["function", *SEARCHES],
+            rows,
+        )
     if "optuna" in computed:
         title = "The same in Optuna: median trials until a part of the value in the middle"
         yield parts_table(title, computed["optuna"], MIXED_PARTS, 2)
     for d, functions in computed.get("large", {}).items():
-        yield parts_table(f"{d} dimensions: median evaluations until a part of the first value", functions, PARTS)
+        yield parts_table(
+            f"{d} dimensions: median evaluations until a part of the first value", functions, PARTS
+        )
     if "ranked" in computed:
-        title = f"{RANKED_SIZE} dimensions, only the order of values: median evaluations until a part of the first one"
+        title = (
+            f"{RANKED_SIZE} dimensions, only the order of values: median evaluations until a "
+            "part of the first one"
+        )
         yield parts_table(title, computed["ranked"], PARTS, 2)
         names = [name for name in next(iter(computed["ranked"].values())) if name != "lowrank"]
         last = RANKED_BUDGET * RANKED_SIZE
         rows = [
-            [name, "yes" if name in TUNED else "no", *(f"{relative(hits, 'lowrank', p, last):.2f}" for p in names)]
+            [
+                name,
+                "yes" if name in TUNED else "no",
+                *(f"{relative(hits, 'lowrank', p, last):.2f}" for p in names),
+            ]
             for name, hits in computed["ranked"].items()
         ]
         title = "Evaluations of lowrank, divided by those of a rival: geometric mean over targets"
         yield Table(title, ["function", "used for tuning", *names], rows)
     if "noise" in computed:
         names = list(next(iter(computed["noise"].values())))
-        rows = [[n, *(f"{statistics.median(ends[p]):.3g}" for p in names)] for n, ends in computed["noise"].items()]
+        rows = [
+            [n, *(f"{statistics.median(ends[p]):.3g}" for p in names)]
+            for n, ends in computed["noise"].items()
+        ]
         yield Table("Noisy values: median true value in the end", ["function", *names], rows)
     if "overhead" in computed:
         names = list(next(iter(computed["overhead"].values())))
         rows = [
-            [d, *(f"{times[p]:.1f}" if p in times else "–" for p in names)] for d, times in computed["overhead"].items()
+            [d, *(f"{times[p]:.1f}" if p in times else "–" for p in names)]
+            for d, times in computed["overhead"].items()
         ]
         yield Table("Microseconds of CPU time per evaluation", ["d", *names], rows, timed=True)
 
 
-def parts_table(title: str, functions: Mapping[str, Any], parts: Sequence[float], every: int = 1) -> Table:
+def parts_table(
+    title: str, functions: Mapping[str, Any], parts: Sequence[float], every: int = 1
+) -> Table:
     """Give evaluations until all or every so many of the targets."""
     names = list(next(iter(functions.values())))
     rows = [
@@ -208,7 +308,9 @@ def bbob_tables(computed: Mapping[str, Any]) -> Iterator[Table]:
     """Give what was computed of BBOB as tables."""
     entries, known = computed["dimensions"], computed.get("portfolios", {})
     names = list(next(iter(entries.values())))
-    full = [name for name in names if all(peers[name]["area"] is not None for peers in entries.values())]
+    full = [
+        name for name in names if all(peers[name]["area"] is not None for peers in entries.values())
+    ]
     lines = list(next(iter(known.values()), {}))
     rows = [
         [
@@ -222,19 +324,37 @@ def bbob_tables(computed: Mapping[str, Any]) -> Iterator[Table]:
     title = f"BBOB: area under the ECDF, {BUDGET} evaluations per dimension"
     yield Table(title, ["d", "instances", *full, *lines], rows)
     rows = [
-        [d, name, *(f"{entry['budgets'][str(b)]:.3f}" if str(b) in entry["budgets"] else "–" for b in BUDGETS)]
+        [
+            d,
+            name,
+            *(
+                f"{entry['budgets'][str(b)]:.3f}" if str(b) in entry["budgets"] else "–"
+                for b in BUDGETS
+            ),
+        ]
         for d, peers in entries.items()
         for name, entry in {**peers, **known.get(d, {})}.items()
     ]
-    yield Table("BBOB: share of targets reached", ["d", "search", *(f"{b} d" for b in BUDGETS)], rows)
+    yield Table(
+        "BBOB: share of targets reached", ["d", "search", *(f"{b} d" for b in BUDGETS)], rows
+    )
     ours, *rivals = sorted(full, key="eigenstep-auto".__ne__)
-    rows = [[d, *(", ".join(worse(peers, p, ours)) or "none" for p in rivals)] for d, peers in entries.items()]
+    rows = [
+        [d, *(", ".join(worse(peers, p, ours)) or "none" for p in rivals)]
+        for d, peers in entries.items()
+    ]
     if rivals:
-        yield Table(f"BBOB: functions on which the area of {ours} is smaller than that of", ["d", *rivals], rows)
+        yield Table(
+            f"BBOB: functions on which the area of {ours} is smaller than that of",
+            ["d", *rivals],
+            rows,
+        )
 
 
 def worse(peers: Mapping[str, Any], rival: str, name: str = "eigenstep") -> list[str]:
-    """Name the functions on which a search is worse than a rival by more than 0.01, with the difference."""
+    """Name the functions on which a search is worse than a rival by more than 0.01, with the
+    difference.
+    """
     ours, theirs = peers[name]["functions"], peers[rival]["functions"]
     return [f"f{f} ({ours[f] - theirs[f]:+.2f})" for f in ours if ours[f] < theirs[f] - 0.01]
 
@@ -242,7 +362,9 @@ def worse(peers: Mapping[str, Any], rival: str, name: str = "eigenstep") -> list
 def draw(computed: Mapping[str, Any], path: str) -> None:
     """Draw the ECDFs, one panel for each dimension, and cost against dimension."""
     bbob = computed.get("bbob", {"dimensions": {}})
-    drawn, axes = figure(columns=max(1, len(bbob["dimensions"]) + ("overhead" in computed)), width=4.2)
+    drawn, axes = figure(
+        columns=max(1, len(bbob["dimensions"]) + ("overhead" in computed)), width=4.2
+    )
     panels = list(axes[0])
     for d, peers in bbob["dimensions"].items():
         ax = panels.pop(0)
@@ -250,16 +372,32 @@ def draw(computed: Mapping[str, Any], path: str) -> None:
             label = name if entry["area"] is None else f"{name}: area {entry['area']:.3f}"
             at = bbob["evaluations_per_dimension"][: len(entry["curve"])]
             ax.plot(at, entry["curve"], label=label, **look(name, number))
-        for dash, (name, entry) in zip(("--", ":"), bbob.get("portfolios", {}).get(d, {}).items(), strict=False):
+        for dash, (name, entry) in zip(
+            ("--", ":"), bbob.get("portfolios", {}).get(d, {}).items(), strict=False
+        ):
             label = f"{name}: area {entry['area']:.3f}"
-            ax.plot(bbob["evaluations_per_dimension"], entry["curve"], color="black", linestyle=dash, label=label)
-        ax.set(title=f"BBOB, d = {d}", xlabel="evaluations / d", ylabel="targets reached", xscale="log", ylim=(0, 1))
+            ax.plot(
+                bbob["evaluations_per_dimension"],
+                entry["curve"],
+                color="black",
+                linestyle=dash,
+                label=label,
+            )
+        ax.set(
+            title=f"BBOB, d = {d}",
+            xlabel="evaluations / d",
+            ylabel="targets reached",
+            xscale="log",
+            ylim=(0, 1),
+        )
         ax.legend(fontsize=8)
     if "overhead" in computed:
         ax, found = panels.pop(0), computed["overhead"]
         for number, name in enumerate(next(iter(found.values()))):
             times = {int(d): row[name] for d, row in found.items() if name in row}
             ax.plot(list(times), list(times.values()), marker="o", label=name, **look(name, number))
-        ax.set(title="Overhead", xlabel="d", ylabel="CPU µs per evaluation", xscale="log", yscale="log")
+        ax.set(
+            title="Overhead", xlabel="d", ylabel="CPU µs per evaluation", xscale="log", yscale="log"
+        )
         ax.legend(fontsize=8)
     save(drawn, path)

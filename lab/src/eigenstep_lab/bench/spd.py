@@ -1,8 +1,10 @@
-"""Minimize over positive-definite matrices, against pymanopt, geoopt and the baselines of the paper.
+"""Minimize over positive-definite matrices, against pymanopt, geoopt and the baselines of the
+paper.
 
-Log-det and metric nearness from S = I: how many gradients and how much CPU time until the value is within 1e-8 of the
-least one, at several condition numbers and sizes. All solvers run on the same random problems in turn, round after
-round, and the figures are medians. Then the same problems through minibatches, with every scheme tuned; and a slope
+Log-det and metric nearness from S = I: how many gradients and how much CPU time until the value is
+within 1e-8 of the least one, at several condition numbers and sizes. All solvers run on the same
+random problems in turn, round after round, and the figures are medians. Then the same problems
+through minibatches, with every scheme tuned; and a slope
 test: steps of our schemes and of the baselines agree to first order.
 """
 
@@ -38,26 +40,60 @@ PARTS = ("main", "fixed", "sweep", "stochastic")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how much to measure."""
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
-    parser.add_argument("--size", type=int, default=60, help="rows of the matrix (default: %(default)s)")
-    parser.add_argument("--conditions", type=float, nargs="+", default=[10, 1e3, 1e5], help="condition numbers of Q")
-    parser.add_argument("--gap", type=float, default=1e-8, help="how close to the least value (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="random problems of each kind (default: %(default)s)")
     parser.add_argument(
-        "--sizes", type=int, nargs="*", default=[20, 60, 150, 500], help="sizes of the sweep, at condition number 1e3"
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)"
     )
-    parser.add_argument("--seeds", type=int, default=20, help="seeds of the stochastic part (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=400, help="its iterations at most (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="CPU time for one run (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="small matrices, one round, few seeds: half a minute")
-    parser.add_argument("--plot", default="runs/bench/spd.png", help="where the picture goes (default: %(default)s)")
+    parser.add_argument(
+        "--size", type=int, default=60, help="rows of the matrix (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--conditions", type=float, nargs="+", default=[10, 1e3, 1e5], help="condition numbers of Q"
+    )
+    parser.add_argument(
+        "--gap",
+        type=float,
+        default=1e-8,
+        help="how close to the least value (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="random problems of each kind (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--sizes",
+        type=int,
+        nargs="*",
+        default=[20, 60, 150, 500],
+        help="sizes of the sweep, at condition number 1e3",
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=20, help="seeds of the stochastic part (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=400, help="its iterations at most (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="CPU time for one run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small matrices, one round, few seeds: half a minute"
+    )
+    parser.add_argument(
+        "--plot", default="runs/bench/spd.png", help="where the picture goes (default: %(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure and draw the curves."""
     torch.set_num_threads(1)
     if args.quick:
-        args.size, args.rounds, args.sizes, args.seeds, args.steps, args.seconds = 10, 1, [5, 10], 3, 100, 1.0
+        args.size, args.rounds, args.sizes, args.seeds, args.steps, args.seconds = (
+            10,
+            1,
+            [5, 10],
+            3,
+            100,
+            1.0,
+        )
     for name in ("size", "rounds", "seeds", "steps"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(args, name)}")
@@ -70,10 +106,19 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Return all figures."""
-    result: dict[str, Any] = {"gap": args.gap, "size": args.size, "rounds": args.rounds, "slopes": slopes(args.size)}
+    result: dict[str, Any] = {
+        "gap": args.gap,
+        "size": args.size,
+        "rounds": args.rounds,
+        "slopes": slopes(args.size),
+    }
     if "main" in args.parts:
-        cases = [(problem, args.size, condition) for problem in PROBLEMS for condition in args.conditions]
-        result["main"] = compare(cases, list(SEARCHING), args.rounds, args.gap, args.seconds, "Searching solvers")
+        cases = [
+            (problem, args.size, condition) for problem in PROBLEMS for condition in args.conditions
+        ]
+        result["main"] = compare(
+            cases, list(SEARCHING), args.rounds, args.gap, args.seconds, "Searching solvers"
+        )
     if "fixed" in args.parts:
         result["fixed"] = fixed(args)
     if "sweep" in args.parts:
@@ -91,7 +136,9 @@ Case = tuple[str, int, float]
 def compare(
     cases: list[Case], solvers: list[str], rounds: int, gap: float, seconds: float, title: str
 ) -> list[dict[str, Any]]:
-    """Run solvers in turn on the same problems; one entry for each case and solver, with medians over the rounds."""
+    """Run solvers in turn on the same problems; one entry for each case and solver, with medians
+    over the rounds.
+    """
     for solver in solvers:  # the first call of a package takes longer: it imports and sets up
         Meter(PROBLEMS["log-det"](4, 2.0, 0), gap, 1000, seconds).run(SEARCHING[solver])
     runs: dict[tuple[Case, str], list[tuple[Meter, float]]] = {}
@@ -104,7 +151,10 @@ def compare(
                 if not found or found[0][1] < SLOW:
                     meter = Meter(problem, gap, 10_000, seconds)
                     found.append((meter, meter.run(SEARCHING[solver])))
-    return [{**_entry(case), "solver": solver, **_summary(found)} for (case, solver), found in runs.items()]
+    return [
+        {**_entry(case), "solver": solver, **_summary(found)}
+        for (case, solver), found in runs.items()
+    ]
 
 
 def _entry(case: Case) -> dict[str, Any]:
@@ -127,18 +177,38 @@ def _summary(found: list[tuple[Meter, float]]) -> dict[str, Any]:
 
 def fixed(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Run the schemes that need a step size, with each of several, on the easier problems."""
-    cases = [(problem, c, name) for problem in PROBLEMS for c in sorted(args.conditions)[:2] for name in FIXED]
+    cases = [
+        (problem, c, name)
+        for problem in PROBLEMS
+        for c in sorted(args.conditions)[:2]
+        for name in FIXED
+    ]
     found = []
     for problem, condition, name in track(cases, "Fixed step sizes"):
-        make = partial(Meter, PROBLEMS[problem](args.size, condition, 0), args.gap, 300, args.seconds / 4)
+        make = partial(
+            Meter, PROBLEMS[problem](args.size, condition, 0), args.gap, 300, args.seconds / 4
+        )
         meter, endings = best_fixed(name, make)
-        gradients = {"reached": meter.message == "reached", "gradients": meter.gradients, "best": meter.best}
-        found.append({**_entry((problem, args.size, condition)), "solver": name, **gradients, "endings": endings})
+        gradients = {
+            "reached": meter.message == "reached",
+            "gradients": meter.gradients,
+            "best": meter.best,
+        }
+        found.append(
+            {
+                **_entry((problem, args.size, condition)),
+                "solver": name,
+                **gradients,
+                "endings": endings,
+            }
+        )
     return found
 
 
 def slopes(size: int) -> dict[str, dict[str, float]]:
-    """Return the order in the step size at which one step of each of our schemes differs from each baseline's."""
+    """Return the order in the step size at which one step of each of our schemes differs from each
+    baseline's.
+    """
     generator = torch.Generator().manual_seed(0)
     S = Full.from_dense(random_spd(size, 3.0, generator))
     Q, dense = random_spd(size, 10.0, generator), S.dense()
@@ -150,7 +220,11 @@ def slopes(size: int) -> dict[str, dict[str, float]]:
     def difference(name: str, baseline: str, lr: float) -> float:
         ours = RETRACTIONS[name](S, lr * (tangent + tangent.T) / 2)[0].dense()
         moved = rgd.cholesky_step(factor, gradient, lr)
-        theirs = rgd.retraction_step(dense, gradient, lr) if baseline == "retraction" else moved @ moved.T
+        theirs = (
+            rgd.retraction_step(dense, gradient, lr)
+            if baseline == "retraction"
+            else moved @ moved.T
+        )
         return float((ours - theirs).norm())
 
     return {
@@ -174,7 +248,13 @@ def verdicts(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         ours, cg, tr = (entries[problem, condition, solver] for solver in (OURS, CG, TR))
         case = f"{problem}, condition {condition:g}"
         fewer = ours["reached"] and (not cg["reached"] or ours["gradients"] <= cg["gradients"])
-        add("gradients: no more than conjugate gradient", case, ours["gradients"], cg["gradients"], fewer)
+        add(
+            "gradients: no more than conjugate gradient",
+            case,
+            ours["gradients"],
+            cg["gradients"],
+            fewer,
+        )
         faster = ours["reached"] and (not tr["reached"] or ours["seconds"] < tr["seconds"])
         add("CPU seconds: less than trust regions", case, ours["seconds"], tr["seconds"], faster)
     for v in spd_stochastic.verdicts(result.get("stochastic", {})):
@@ -215,10 +295,20 @@ def tables(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if "stochastic" in result:
         yield _minibatch_table(result["stochastic"])
     rows = [
-        [v["claim"], v["case"], _number(v["ours"]), _number(v["limit"]), "holds" if v["holds"] else "DOES NOT HOLD"]
+        [
+            v["claim"],
+            v["case"],
+            _number(v["ours"]),
+            _number(v["limit"]),
+            "holds" if v["holds"] else "DOES NOT HOLD",
+        ]
         for v in result["verdicts"]
     ]
-    yield {"title": "Verdicts", "columns": ["claim", "case", "ours", "limit", "verdict"], "rows": rows}
+    yield {
+        "title": "Verdicts",
+        "columns": ["claim", "case", "ours", "limit", "verdict"],
+        "rows": rows,
+    }
 
 
 def _main_tables(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -228,8 +318,13 @@ def _main_tables(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         rows = []
         for solver in dict.fromkeys(e["solver"] for e in entries):
             mine = {e["condition"]: e for e in entries if e["solver"] == solver}
-            rows.append([solver, *(text for c in conditions for text in (_count(mine[c]), _time(mine[c])))])
-        columns = ["solver", *(f"κ = {c:g}: {what}" for c in conditions for what in ("gradients", "CPU ms"))]
+            rows.append(
+                [solver, *(text for c in conditions for text in (_count(mine[c]), _time(mine[c])))]
+            )
+        columns = [
+            "solver",
+            *(f"κ = {c:g}: {what}" for c in conditions for what in ("gradients", "CPU ms")),
+        ]
         title = f"{problem}, {result['size']} × {result['size']}, to a gap of {result['gap']:g}"
         yield {"title": title, "columns": columns, "rows": rows}
 
@@ -242,12 +337,28 @@ def _minibatch_table(stochastic: Mapping[str, Any]) -> dict[str, Any]:
             arrivals = found["arrivals"]
             late = sum(not math.isfinite(value) for value in arrivals)
             median, worst = f"{statistics.median(arrivals):g}", f"{max(arrivals):g}"
-            rows.append([problem, f"{figures['target']:.2g}", scheme, settings, median, worst, str(late)])
-    columns = ["problem", "goal: gap", "scheme", "tuned settings", "median iterations", "slowest seed", "never"]
-    return {"title": "Minibatches: iterations until the noise is reached", "columns": columns, "rows": rows}
+            rows.append(
+                [problem, f"{figures['target']:.2g}", scheme, settings, median, worst, str(late)]
+            )
+    columns = [
+        "problem",
+        "goal: gap",
+        "scheme",
+        "tuned settings",
+        "median iterations",
+        "slowest seed",
+        "never",
+    ]
+    return {
+        "title": "Minibatches: iterations until the noise is reached",
+        "columns": columns,
+        "rows": rows,
+    }
 
 
-def _matching(entries: list[dict[str, Any]], solver: str, key: tuple[str, float]) -> list[dict[str, Any]]:
+def _matching(
+    entries: list[dict[str, Any]], solver: str, key: tuple[str, float]
+) -> list[dict[str, Any]]:
     return [e for e in entries if e["solver"] == solver and (e["problem"], e["condition"]) == key]
 
 
@@ -256,11 +367,17 @@ def _count(entry: Mapping[str, Any]) -> str:
     if entry["reached"]:
         return f"{entry['gradients']:g}"
     best = entry["best"]
-    return f"gap {best:.0e} after {entry['gradients']:g}" if math.isfinite(best) and best > 0 else "fails"
+    return (
+        f"gap {best:.0e} after {entry['gradients']:g}"
+        if math.isfinite(best) and best > 0
+        else "fails"
+    )
 
 
 def _time(entry: Mapping[str, Any]) -> str:
-    return f"{1e3 * entry['seconds']:.0f}" if entry["reached"] else f"({1e3 * entry['seconds']:.0f})"
+    return (
+        f"{1e3 * entry['seconds']:.0f}" if entry["reached"] else f"({1e3 * entry['seconds']:.0f})"
+    )
 
 
 def _number(value: float) -> str:
@@ -268,7 +385,9 @@ def _number(value: float) -> str:
 
 
 def draw(result: Mapping[str, Any], path: str) -> None:
-    """Draw the gap over gradients for each problem and condition number, and over iterations on minibatches."""
+    """Draw the gap over gradients for each problem and condition number, and over iterations on
+    minibatches.
+    """
     main = result.get("main", [])
     keys = list(dict.fromkeys((e["problem"], e["condition"]) for e in main))
     columns = max(len(keys) // len(PROBLEMS), 2)

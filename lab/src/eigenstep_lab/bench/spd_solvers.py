@@ -1,8 +1,9 @@
 """Run our solver, other packages and baselines on the same problems, metered alike.
 
-The meter sits inside the function that a solver minimizes: it counts values, gradients and products with the Hessian,
-and ends the run at the first value within the wanted gap, so no solver has to test for it. pymanopt gets gradients and
-products with the Hessian by hand in numpy; ours and geoopt use autodiff.
+The meter sits inside the function that a solver minimizes: it counts values, gradients and products
+with the Hessian, and ends the run at the first value within the wanted gap, so no solver has to
+test for it. pymanopt gets gradients and products with the Hessian by hand in numpy; ours and geoopt
+use autodiff.
 """
 
 from __future__ import annotations
@@ -139,10 +140,17 @@ def pymanopt(meter: Meter, optimizer: str) -> None:
         euclidean_hessian=decorate(hessian),
     )
     make = getattr(require_peer("pymanopt.optimizers"), optimizer)
-    never = {"max_iterations": 10**6, "min_gradient_norm": 0.0, "min_step_size": 0.0, "max_time": math.inf}
+    never = {
+        "max_iterations": 10**6,
+        "min_gradient_norm": 0.0,
+        "min_step_size": 0.0,
+        "max_time": math.inf,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        make(verbosity=0, **never).run(problem, initial_point=torch.eye(meter.problem.size).double().numpy())
+        make(verbosity=0, **never).run(
+            problem, initial_point=torch.eye(meter.problem.size).double().numpy()
+        )
 
 
 SEARCHING: dict[str, Solver] = {
@@ -214,7 +222,9 @@ RATES = (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3)
 
 
 def best_fixed(name: str, make: Callable[[], Meter]) -> tuple[Meter, dict[str, str]]:
-    """Run a scheme with every step size; return the run that got furthest, or there first, and how each ended."""
+    """Run a scheme with every step size; return the run that got furthest, or there first, and how
+    each ended.
+    """
     runs, endings = [], {}
     for lr in RATES:
         meter = make()

@@ -1,12 +1,13 @@
 """The same problems seen through minibatches: how fast does each scheme come down to the noise?
 
-Nearness: every iteration sees some of the x_i. Log-det: ``Q`` is the covariance of x_i, of which every iteration sees
-the mean of a few, so the gradient is never exact and a fixed step size leads to a floor of noise. The floor of
-reference is that of retraction RGD with the smallest step size; a scheme has arrived when its gap, averaged over ten
-iterations, is at most twice that. All x_i agree on the solution of nearness, so its noise dies out; there the goal is a
-gap of 1e-3.
+Nearness: every iteration sees some of the x_i. Log-det: ``Q`` is the covariance of x_i, of which
+every iteration sees the mean of a few, so the gradient is never exact and a fixed step size leads
+to a floor of noise. The floor of reference is that of retraction RGD with the smallest step size; a
+scheme has arrived when its gap, averaged over ten iterations, is at most twice that. All x_i agree
+on the solution of nearness, so its noise dies out; there the goal is a gap of 1e-3.
 
-Every scheme's settings are tuned on seeds of their own, for the fewest iterations to arrive, then run on others.
+Every scheme's settings are tuned on seeds of their own, for the fewest iterations to arrive, then
+run on others.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class _Arrived(Exception):
 
 
 class _Watch:
-    """Draws the minibatches, takes down the gaps, averaged over the last ten, and stops when all have arrived."""
+    """Draws the minibatches, takes down the gaps, averaged over the last ten, and stops when all
+    have arrived.
+    """
 
     def __init__(self, problem: Problem, seed: int, target: float) -> None:
         self.problem, self.draws, self.target = problem, Generator().manual_seed(seed), target
@@ -72,10 +75,20 @@ class _Watch:
 Scheme = Callable[..., None]
 
 
-def ours(watch: _Watch, start: Tensor, steps: int, lr: float, retraction: str, momentum: float = 0.0) -> None:
+def ours(
+    watch: _Watch, start: Tensor, steps: int, lr: float, retraction: str, momentum: float = 0.0
+) -> None:
     """Descend with our solver."""
     rate = lr * (1 - momentum)
-    minimize_spd(watch.loss, start, lr=rate, momentum=momentum, retraction=retraction, max_iter=steps, gtol=0.0)
+    minimize_spd(
+        watch.loss,
+        start,
+        lr=rate,
+        momentum=momentum,
+        retraction=retraction,
+        max_iter=steps,
+        gtol=0.0,
+    )
 
 
 def retraction_descent(watch: _Watch, S: Tensor, steps: int, lr: float) -> None:
@@ -96,7 +109,10 @@ def cholesky_descent(watch: _Watch, start: Tensor, steps: int, lr: float) -> Non
 SCHEMES: Mapping[str, tuple[Scheme, Mapping[str, tuple[float, ...]]]] = {
     "ours, geodesic": (partial(ours, retraction="geodesic"), {}),
     "ours, spectral": (partial(ours, retraction="spectral"), {}),
-    "ours, geodesic with momentum": (partial(ours, retraction="geodesic"), {"momentum": (0.5, 0.8)}),
+    "ours, geodesic with momentum": (
+        partial(ours, retraction="geodesic"),
+        {"momentum": (0.5, 0.8)},
+    ),
     "retraction RGD": (retraction_descent, {}),
     "Cholesky RGD": (cholesky_descent, {}),
 }
@@ -110,8 +126,12 @@ RATES = {
 TUNING_SEED, FINAL_SEED = 10_000, 20_000
 
 
-def descend(scheme: Scheme, problem: Problem, seed: int, steps: int, target: float, **settings: float) -> Tensor:
-    """Return the gaps, averaged over ten iterations, until all seeds have arrived: shape (iterations, seeds)."""
+def descend(
+    scheme: Scheme, problem: Problem, seed: int, steps: int, target: float, **settings: float
+) -> Tensor:
+    """Return the gaps, averaged over ten iterations, until all seeds have arrived: shape
+    (iterations, seeds).
+    """
     watch = _Watch(problem, seed, target)
     start = torch.eye(problem.size, dtype=torch.float64).expand_as(problem.Q).contiguous()
     # Errors come from step sizes that are too large: numbers that are not finite any more.
@@ -138,15 +158,21 @@ def measure(size: int, seeds: int, steps: int) -> dict[str, Any]:
     targets = {name: _target(name, tuning[name], steps) for name in MINIBATCHES}
     tried: dict[tuple[str, str], list[tuple[float, float, dict[str, float]]]] = {}
     for name, scheme, settings in track(jobs, "Tuning on minibatches"):
-        gaps = descend(SCHEMES[scheme][0], tuning[name], TUNING_SEED, steps, targets[name], **settings)
+        gaps = descend(
+            SCHEMES[scheme][0], tuning[name], TUNING_SEED, steps, targets[name], **settings
+        )
         score = statistics.mean(arrivals(gaps, targets[name]))
         tried.setdefault((name, scheme), []).append((score, gaps[-1].mean().item(), settings))
-    result: dict[str, Any] = {name: {"target": targets[name], "schemes": {}} for name in MINIBATCHES}
+    result: dict[str, Any] = {
+        name: {"target": targets[name], "schemes": {}} for name in MINIBATCHES
+    }
     for name, make in MINIBATCHES.items():
         problem = make(size, CONDITION, FINAL_SEED, (seeds,))
         for scheme in track(SCHEMES, f"{name}, {seeds} seeds"):
             settings = min(tried[name, scheme], key=lambda entry: entry[:2])[2]
-            gaps = descend(SCHEMES[scheme][0], problem, FINAL_SEED, steps, targets[name], **settings)
+            gaps = descend(
+                SCHEMES[scheme][0], problem, FINAL_SEED, steps, targets[name], **settings
+            )
             result[name]["schemes"][scheme] = {
                 "settings": settings,
                 "arrivals": arrivals(gaps, targets[name]),
@@ -164,13 +190,25 @@ def _target(name: str, problem: Problem, steps: int) -> float:
 
 
 def verdicts(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Compare each of our tuned schemes with the faster of the tuned baselines, by medians over seeds."""
+    """Compare each of our tuned schemes with the faster of the tuned baselines, by medians over
+    seeds.
+    """
     found = []
     for name, figures in result.items():
-        medians = {scheme: statistics.median(run["arrivals"]) for scheme, run in figures["schemes"].items()}
+        medians = {
+            scheme: statistics.median(run["arrivals"]) for scheme, run in figures["schemes"].items()
+        }
         baseline = min(medians[scheme] for scheme in BASELINES)
         for scheme, median in medians.items():
             if scheme not in BASELINES:
                 holds = median <= baseline and math.isfinite(median)
-                found.append({"problem": name, "scheme": scheme, "ours": median, "baseline": baseline, "holds": holds})
+                found.append(
+                    {
+                        "problem": name,
+                        "scheme": scheme,
+                        "ours": median,
+                        "baseline": baseline,
+                        "holds": holds,
+                    }
+                )
     return found

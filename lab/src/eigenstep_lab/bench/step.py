@@ -1,9 +1,10 @@
 """Measure what one optimizer step costs: CPU time, matrix-product work and memory.
 
-All optimizers step the same tensors in turn, round after round, so that a busy machine disturbs them alike; the figures
-are medians. Gradients are random: what a step costs does not depend on them. Every second step turns or recomputes the
-preconditioner (`--interval`), every second turn mends bases, and all kinds of step count. "Peak" is the memory that a
-step takes for a while on top of weights, gradients and state.
+All optimizers step the same tensors in turn, round after round, so that a busy machine disturbs
+them alike; the figures are medians. Gradients are random: what a step costs does not depend on
+them. Every second step turns or recomputes the preconditioner (`--interval`), every second turn
+mends bases, and all kinds of step count. "Peak" is the memory that a step takes for a while on top
+of weights, gradients and state.
 """
 
 from __future__ import annotations
@@ -32,14 +33,20 @@ Shapes = list[tuple[str, tuple[int, ...]]]
 
 def transformer_shapes(width: int, depth: int, extra: Shapes) -> Shapes:
     """List the parameters of `depth` transformer layers of a width, and those around them."""
-    layer: Shapes = [(f"{name}.weight", (width, width)) for name in ("query", "key", "value", "out")]
+    layer: Shapes = [
+        (f"{name}.weight", (width, width)) for name in ("query", "key", "value", "out")
+    ]
     layer += [("mlp_in.weight", (4 * width, width)), ("mlp_out.weight", (width, 4 * width))]
     layer += [("norm1.weight", (width,)), ("norm2.weight", (width,)), ("mlp_in.bias", (4 * width,))]
-    return [(f"blocks.{index}.{name}", shape) for index in range(depth) for name, shape in layer] + extra
+    return [
+        (f"blocks.{index}.{name}", shape) for index in range(depth) for name, shape in layer
+    ] + extra
 
 
 def resnet10t_shapes() -> Shapes:
-    """List the parameters of timm's resnet10t: a stem of three convolutions and four blocks of two."""
+    """List the parameters of timm's resnet10t: a stem of three convolutions and four
+    blocks of two.
+    """
     found: Shapes = []
 
     def convolution(name: str, outputs: int, inputs: int, kernel: int) -> None:
@@ -59,11 +66,21 @@ def resnet10t_shapes() -> Shapes:
 
 
 MODELS: Mapping[str, Shapes] = {
-    "vit-256": transformer_shapes(256, 2, [("embed.weight", (256, 192)), ("head.weight", (10, 256))]),
-    "vit-384": transformer_shapes(384, 2, [("embed.weight", (384, 192)), ("head.weight", (10, 384))]),
-    "vit-768": transformer_shapes(768, 1, [("embed.weight", (768, 768)), ("head.weight", (10, 768))]),
-    "gpt2-124m": transformer_shapes(768, 12, [("embed.weight", (50257, 768)), ("positions", (1024, 768))]),
-    "gpt-256": transformer_shapes(256, 2, [("embed.weight", (4096, 256)), ("positions", (256, 256))]),
+    "vit-256": transformer_shapes(
+        256, 2, [("embed.weight", (256, 192)), ("head.weight", (10, 256))]
+    ),
+    "vit-384": transformer_shapes(
+        384, 2, [("embed.weight", (384, 192)), ("head.weight", (10, 384))]
+    ),
+    "vit-768": transformer_shapes(
+        768, 1, [("embed.weight", (768, 768)), ("head.weight", (10, 768))]
+    ),
+    "gpt2-124m": transformer_shapes(
+        768, 12, [("embed.weight", (50257, 768)), ("positions", (1024, 768))]
+    ),
+    "gpt-256": transformer_shapes(
+        256, 2, [("embed.weight", (4096, 256)), ("positions", (256, 256))]
+    ),
     "resnet10t": resnet10t_shapes(),
     "shapes-100": [(f"layers.{i}.weight", (8 + i, 16 + 2 * i)) for i in range(100)],
     "vector-3m": [("weight", (3_000_000,))],
@@ -78,16 +95,36 @@ CHOICES = tuple(dict.fromkeys((*OPTIMIZERS, *VARIANTS)))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to measure and for how long."""
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="shapes (default: all)")
     parser.add_argument(
-        "--optimizers", nargs="+", choices=CHOICES, default=list(CHOICES), help="optimizers (default: all)"
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="shapes (default: all)"
     )
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of two turns each (default: %(default)s)")
-    parser.add_argument("--interval", type=int, default=2, help="steps between two turns (default: %(default)s)")
     parser.add_argument(
-        "--threads", type=between(1, MOST_THREADS), default=1, help="threads for torch (default: %(default)s)"
+        "--optimizers",
+        nargs="+",
+        choices=CHOICES,
+        default=list(CHOICES),
+        help="optimizers (default: all)",
     )
-    parser.add_argument("--plot", default="runs/bench/step.png", help="where the picture goes (default: %(default)s)")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=7,
+        help="timed rounds of two turns each (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--interval", type=int, default=2, help="steps between two turns (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--threads",
+        type=between(1, MOST_THREADS),
+        default=1,
+        help="threads for torch (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--plot",
+        default="runs/bench/step.png",
+        help="where the picture goes (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -95,13 +132,27 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
     results = {name: measure(MODELS[name], args) for name in args.models}
     widths = {name: int(name.split("-")[1]) for name in results if name.startswith("vit")}
-    curves = {key: ([widths[m] for m in widths], [results[m][key]["ms"] for m in widths]) for key in args.optimizers}
+    curves = {
+        key: ([widths[m] for m in widths], [results[m][key]["ms"] for m in widths])
+        for key in args.optimizers
+    }
     if widths:
-        save_lines(args.plot, curves, title="Cost of an optimizer step", x="width", y="CPU ms per step", log=True)
+        save_lines(
+            args.plot,
+            curves,
+            title="Cost of an optimizer step",
+            x="width",
+            y="CPU ms per step",
+            log=True,
+        )
     found = list(verdicts(results))
     tables = [cost_table(name, costs) for name, costs in results.items()]
     tables += [verdict_table("Against other optimizers", found)] if found else []
-    return {"models": results, "verdicts": [asdict(v) for v in found], "tables": [asdict(t) for t in tables]}
+    return {
+        "models": results,
+        "verdicts": [asdict(v) for v in found],
+        "tables": [asdict(t) for t in tables],
+    }
 
 
 def cost_table(model: str, costs: Mapping[str, Mapping[str, float]]) -> Table:
@@ -129,7 +180,9 @@ OTHER_CLAIMS: Mapping[str, tuple[tuple[str, str, str, float], ...]] = {
 }
 """What we claim of other models."""
 SAME_SIDES = {"gpt-256": {"soap": "soap_2048"}}
-"""Where another rival has bases for the same sides as ours, which leaves a vocabulary of 4096 without one."""
+"""Where another rival has bases for the same sides as ours, which leaves a vocabulary of 4096
+without one.
+"""
 
 
 def verdicts(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[Verdict]:
@@ -141,7 +194,9 @@ def verdicts(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterat
                 ratio = results[model][ours][what] / results[model][rival][what]
                 unit = {"ms": "CPU time", "gflop": "matmul work"}[what]
                 claim = f"costs at most {limit:g} × {rival}"
-                yield Verdict(claim, ours, f"ratio of {unit} on {model}", ratio, limit, timed=what == "ms")
+                yield Verdict(
+                    claim, ours, f"ratio of {unit} on {model}", ratio, limit, timed=what == "ms"
+                )
 
 
 def measure(shapes: Shapes, args: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -153,7 +208,10 @@ def measure(shapes: Shapes, args: argparse.Namespace) -> dict[str, dict[str, flo
         # In its first steps ours turns at every one: a schedule is followed to the letter.
         every = [(0, args.interval)] if key.startswith("spectral") else args.interval
         name, options = VARIANTS.get(key, (key, {}))
-        optimizers[key] = (build(name, named, 1e-3, interval=every, **options), [p for _, p in named])
+        optimizers[key] = (
+            build(name, named, 1e-3, interval=every, **options),
+            [p for _, p in named],
+        )
     for optimizer, params in optimizers.values():
         for _ in range(2 * args.interval):  # the first steps set up state
             _step(optimizer, params, generator)
@@ -189,11 +247,15 @@ def _peak(optimizer: Optimizer, params: list[Tensor], generator: torch.Generator
 
 
 def peak_memory(function: Callable[[], object]) -> tuple[int, int]:
-    """Return the most bytes that were allocated at a time while a function ran, and what remained."""
+    """Return the most bytes that were allocated at a time while a function ran, and
+    what remained.
+    """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler tells of each start and stop
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         function()
-    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [
+        event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     live = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         live += event.nbytes()

@@ -1,11 +1,12 @@
 """Train small transformers on real data with every optimizer, and compare the held-out loss.
 
-The study has two parts. Grid: 500 steps with three learning rates, the same for all, and three seeds for the main
-optimizers; one seed for the others. Long: 2000 steps with each main optimizer's two best learning rates of the grid,
-since the best of short runs need not be the best of long ones; two seeds. Every run is a file of its own, so an
-interrupted study goes on where it stopped; --jobs runs side by side. Time is CPU time on one thread, of the whole step
-and of the optimizer's part. Other optimizers need not run again because ours have changed: --keep takes their losses
-from figures that were made before, without their times, and the pictures are without them.
+The study has two parts. Grid: 500 steps with three learning rates, the same for all, and three
+seeds for the main optimizers; one seed for the others. Long: 2000 steps with each main optimizer's
+two best learning rates of the grid, since the best of short runs need not be the best of long ones;
+two seeds. Every run is a file of its own, so an interrupted study goes on where it stopped; --jobs
+runs side by side. Time is CPU time on one thread, of the whole step and of the optimizer's part.
+Other optimizers need not run again because ours have changed: --keep takes their losses from
+figures that were made before, without their times, and the pictures are without them.
 """
 
 from __future__ import annotations
@@ -49,32 +50,64 @@ class Run:
     @property
     def file(self) -> str:
         """Name of the file that holds the result."""
-        return f"{self.task}-{self.optimizer}-lr{self.lr:g}-seed{self.seed}-steps{self.steps}-every{self.interval}.json"
+        return (
+            f"{self.task}-{self.optimizer}-lr{self.lr:g}-seed{self.seed}-steps{self.steps}"
+            f"-every{self.interval}.json"
+        )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to train."""
     tasks = ["fashion-mnist", "cifar-10", "shakespeare"]
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=tasks, help="tasks (default: %(default)s)")
+    parser.add_argument(
+        "--tasks", nargs="+", choices=TASKS, default=tasks, help="tasks (default: %(default)s)"
+    )
     others = [name for name in OPTIMIZERS if name != "soap_reference"]  # one SOAP is enough
     parser.add_argument(
-        "--optimizers", nargs="+", choices=OPTIMIZERS, default=others, help="optimizers (default: %(default)s)"
-    )
-    parser.add_argument("--lrs", nargs="+", type=float, default=[3e-3, 1e-2, 3e-2], help="learning rates")
-    parser.add_argument("--steps", type=int, default=500, help="steps of the grid (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of the main optimizers (default: %(default)s)")
-    parser.add_argument("--long-steps", type=int, default=2000, help="steps of the long runs; 0 for none")
-    parser.add_argument(
-        "--long-lrs", type=int, default=2, help="how many of the grid's best rates long runs try (default: %(default)s)"
-    )
-    parser.add_argument("--long-seeds", type=int, default=2, help="seeds of the long runs (default: %(default)s)")
-    parser.add_argument("--interval", type=int, default=2, help="steps between two turns (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side (default: %(default)s)")
-    parser.add_argument(
-        "--keep", type=Path, metavar="FILE", help="figures of before (--json) with losses of those that do not run now"
+        "--optimizers",
+        nargs="+",
+        choices=OPTIMIZERS,
+        default=others,
+        help="optimizers (default: %(default)s)",
     )
     parser.add_argument(
-        "--directory", type=Path, default=Path("runs/bench/training"), help="where runs go (default: %(default)s)"
+        "--lrs", nargs="+", type=float, default=[3e-3, 1e-2, 3e-2], help="learning rates"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=500, help="steps of the grid (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="seeds of the main optimizers (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--long-steps", type=int, default=2000, help="steps of the long runs; 0 for none"
+    )
+    parser.add_argument(
+        "--long-lrs",
+        type=int,
+        default=2,
+        help="how many of the grid's best rates long runs try (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--long-seeds", type=int, default=2, help="seeds of the long runs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--interval", type=int, default=2, help="steps between two turns (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs side by side (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="figures of before (--json) with losses of those that do not run now",
+    )
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=Path("runs/bench/training"),
+        help="where runs go (default: %(default)s)",
     )
 
 
@@ -102,19 +135,32 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         summary["long"] = summarize(long_results)
         results = {**results, **long_results}
     for steps in sorted({r.steps for r in results}):
-        draw({r: x for r, x in results.items() if r.steps == steps}, args.directory / f"loss-{steps}.png")
+        draw(
+            {r: x for r, x in results.items() if r.steps == steps},
+            args.directory / f"loss-{steps}.png",
+        )
     for part, rows in summary.items():
-        summary[part] = sorted(rows + before.get(part, []), key=lambda row: (row["task"], row["loss"]))
+        summary[part] = sorted(
+            rows + before.get(part, []), key=lambda row: (row["task"], row["loss"])
+        )
     found = [verdict for part, rows in summary.items() for verdict in verdicts(part, rows)]
     tables = [loss_table(part, rows) for part, rows in summary.items()]
     tables += [verdict_table("Against other optimizers", found)] if found else []
     commits = sorted({x.get("commit", "unknown") for x in results.values()})
-    kept = {"verdicts": [asdict(v) for v in found], "tables": [asdict(t) for t in tables], "commits": commits}
+    kept = {
+        "verdicts": [asdict(v) for v in found],
+        "tables": [asdict(t) for t in tables],
+        "commits": commits,
+    }
     return {**summary, **kept}
 
 
-def kept_rows(path: Path, tasks: Sequence[str], optimizers: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return rows of both parts of figures that --json wrote before, of optimizers that do not run now."""
+def kept_rows(
+    path: Path, tasks: Sequence[str], optimizers: Sequence[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return rows of both parts of figures that --json wrote before, of optimizers that do not run
+    now.
+    """
     try:
         parts = json.loads(path.read_text())["result"]
         return {
@@ -149,7 +195,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a result of this benchmark ({error}); delete it to compute it anew") from error
+        raise UserError(
+            f"{path} is not a result of this benchmark ({error}); delete it to compute it anew"
+        ) from error
 
 
 @lru_cache(maxsize=1)
@@ -169,11 +217,15 @@ def _run(item: Run, directory: Path) -> None:
 
 
 def summarize(results: dict[Run, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give each task's optimizers in the order of their best mean held-out loss over the learning rates."""
+    """Give each task's optimizers in the order of their best mean held-out loss over the learning
+    rates.
+    """
     rows = []
     for task, optimizer in dict.fromkeys((r.task, r.optimizer) for r in results):
         mine = {r: x for r, x in results.items() if (r.task, r.optimizer) == (task, optimizer)}
-        by_lr = {lr: [x for r, x in mine.items() if r.lr == lr] for lr in sorted({r.lr for r in mine})}
+        by_lr = {
+            lr: [x for r, x in mine.items() if r.lr == lr] for lr in sorted({r.lr for r in mine})
+        }
         means = {lr: _mean(x["test_loss"] for x in found) for lr, found in by_lr.items()}
         lr = min(means, key=means.__getitem__)
         losses = [x["test_loss"] for x in by_lr[lr]]
@@ -195,7 +247,9 @@ def summarize(results: dict[Run, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def best_rates(row: dict[str, Any], count: int) -> list[float]:
-    """Return the learning rates with the smallest losses in a row of `summarize`, the best first."""
+    """Return the learning rates with the smallest losses in a row of `summarize`, the
+    best first.
+    """
     losses: dict[str, float] = row["loss_by_lr"]
     return [float(lr) for lr in sorted(losses, key=losses.__getitem__)[:count]]
 
@@ -213,7 +267,16 @@ def _mean(values: Iterable[float | None]) -> float:
 
 def loss_table(part: str, rows: list[dict[str, Any]]) -> Table:
     """Show one part of the study."""
-    columns = ("task", "optimizer", "best lr", "loss", "± over seeds", "error", "optimizer ms", "step ms")
+    columns = (
+        "task",
+        "optimizer",
+        "best lr",
+        "loss",
+        "± over seeds",
+        "error",
+        "optimizer ms",
+        "step ms",
+    )
     cells = [
         (
             row["task"],
@@ -222,11 +285,16 @@ def loss_table(part: str, rows: list[dict[str, Any]]) -> Table:
             f"{row['loss']:.4f}",
             "" if row["spread"] is None else f"{row['spread']:.4f}",
             f"{row['error']:.1%}",
-            *("" if row[name] is None else f"{row[name]:.1f}" for name in ("optimizer_ms", "step_ms")),
+            *(
+                "" if row[name] is None else f"{row[name]:.1f}"
+                for name in ("optimizer_ms", "step_ms")
+            ),
         )
         for row in rows
     ]
-    return Table(f"{part.capitalize()}: held-out loss at the best learning rate", columns, cells, timed=True)
+    return Table(
+        f"{part.capitalize()}: held-out loss at the best learning rate", columns, cells, timed=True
+    )
 
 
 def verdicts(part: str, rows: list[dict[str, Any]]) -> Iterator[Verdict]:
@@ -241,7 +309,10 @@ def verdicts(part: str, rows: list[dict[str, Any]]) -> Iterator[Verdict]:
     present = {row["optimizer"] for row in rows}
 
     def ratios(ours: str, rivals: Sequence[str]) -> list[float]:
-        return [losses[t, ours]["loss"] / min(losses[t, rival]["loss"] for rival in rivals) for t in tasks]
+        return [
+            losses[t, ours]["loss"] / min(losses[t, rival]["loss"] for rival in rivals)
+            for t in tasks
+        ]
 
     good = ("soap", "klsoap")
     if {"spectral", *good} <= present:
@@ -249,17 +320,28 @@ def verdicts(part: str, rows: list[dict[str, Any]]) -> Iterator[Verdict]:
         wanted = -(-2 * len(tasks) // 3)
         count = float(sum(ratio <= 1 for ratio in found))
         claim = "as good as SOAP and KL-SOAP on two tasks of three"
-        yield Verdict(claim, "spectral", f"{part}: tasks of {len(tasks)}", count, wanted, at_least=True)
+        yield Verdict(
+            claim, "spectral", f"{part}: tasks of {len(tasks)}", count, wanted, at_least=True
+        )
         claim = "never more than 1 % behind the better of SOAP and KL-SOAP"
         yield Verdict(claim, "spectral", f"{part}: largest ratio of losses", max(found), 1.01)
     for ours, rival in (("spectral", "muon"), ("spectral", "adamw"), ("spectral_fast", "muon")):
         if {ours, rival} <= present:
             claim = f"at least as good as {rival} on every task"
-            yield Verdict(claim, ours, f"{part}: largest ratio of losses", max(ratios(ours, [rival])), 1.0)
-    best = {task: losses[task, "adamw"] for task in tasks} if {"spectral", "adamw"} <= present else {}
-    if best and all(f"{row['lr']:g}" in losses[t, "spectral"]["loss_by_lr"] for t, row in best.items()):
+            yield Verdict(
+                claim, ours, f"{part}: largest ratio of losses", max(ratios(ours, [rival])), 1.0
+            )
+    best = (
+        {task: losses[task, "adamw"] for task in tasks} if {"spectral", "adamw"} <= present else {}
+    )
+    if best and all(
+        f"{row['lr']:g}" in losses[t, "spectral"]["loss_by_lr"] for t, row in best.items()
+    ):
         claim = "better than AdamW at the learning rate that suits AdamW best"
-        at = [losses[t, "spectral"]["loss_by_lr"][f"{row['lr']:g}"] / row["loss"] for t, row in best.items()]
+        at = [
+            losses[t, "spectral"]["loss_by_lr"][f"{row['lr']:g}"] / row["loss"]
+            for t, row in best.items()
+        ]
         yield Verdict(claim, "spectral", f"{part}: largest ratio of losses", max(at), 1.0)
 
 
@@ -273,7 +355,9 @@ def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
         chosen = (row["task"], row["optimizer"], row["lr"])
         runs = [x for r, x in results.items() if (r.task, r.optimizer, r.lr) == chosen]
         length = min(len(x["losses"]) for x in runs)
-        curve = torch.tensor([[float(v or "nan") for v in x["losses"][:length]] for x in runs]).mean(0)
+        curve = torch.tensor(
+            [[float(v or "nan") for v in x["losses"][:length]] for x in runs]
+        ).mean(0)
         window = max(1, length // 25)
         smooth = curve.unfold(0, window, 1).mean(-1)
         steps = torch.arange(len(smooth)) + window

@@ -1,10 +1,11 @@
 """Measure whether learning rates that suit a narrow GPT suit a wide one.
 
-The suite's GPT over byte pairs is trained at several widths. At each, the best learning rate is searched on a grid of
-powers of two times 0.001, from the best of the width before, until both its neighbors are worse. What counts is the
-held-out loss at the rate that a rule makes of the narrowest network's, by the best that was seen: the rule says that
-rates stay as they are, or fall as the root of the width, or as the width. Runs are kept in a file: an interrupted study
-goes on where it stopped, and a finished one is only read. Wide networks are dear: those wider than `--searched` are
+The suite's GPT over byte pairs is trained at several widths. At each, the best learning rate is
+searched on a grid of powers of two times 0.001, from the best of the width before, until both its
+neighbors are worse. What counts is the held-out loss at the rate that a rule makes of the narrowest
+network's, by the best that was seen: the rule says that rates stay as they are, or fall as the root
+of the width, or as the width. Runs are kept in a file: an interrupted study goes on where it
+stopped, and a finished one is only read. Wide networks are dear: those wider than `--searched` are
 trained only at the best rate of the width before, and at those that the rules give.
 """
 
@@ -40,16 +41,32 @@ Losses = Mapping[int, Mapping[float, float]]  # by width and rate
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add widths, rules and lengths."""
-    parser.add_argument("--widths", nargs="+", type=int, default=[64, 128, 256, 512], help="widths, narrowest first")
-    parser.add_argument("--searched", type=int, default=512, help="widest to search (default: %(default)s)")
-    parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES), help="how rates follow widths")
-    parser.add_argument("--steps", type=int, default=TASKS["gpt_tokens"].steps, help="steps (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=1, help="seeds to average over (default: %(default)s)")
     parser.add_argument(
-        "--results", type=Path, default=Path("runs/bench/widths.jsonl"), help="file of runs (default: %(default)s)"
+        "--widths", nargs="+", type=int, default=[64, 128, 256, 512], help="widths, narrowest first"
     )
     parser.add_argument(
-        "--threads", type=between(1, MOST_THREADS), default=1, help="threads for torch (default: %(default)s)"
+        "--searched", type=int, default=512, help="widest to search (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rules", nargs="+", choices=RULES, default=list(RULES), help="how rates follow widths"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=TASKS["gpt_tokens"].steps, help="steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="seeds to average over (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("runs/bench/widths.jsonl"),
+        help="file of runs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=between(1, MOST_THREADS),
+        default=1,
+        help="threads for torch (default: %(default)s)",
     )
 
 
@@ -73,7 +90,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     tables = [loss_table(losses, args.steps), verdict_table("What holds", found)]
     return {
         "best": {str(width): best_rate(own) for width, own in losses.items()},
-        "losses": {str(width): {f"{rate:g}": own[rate] for rate in sorted(own)} for width, own in losses.items()},
+        "losses": {
+            str(width): {f"{rate:g}": own[rate] for rate in sorted(own)}
+            for width, own in losses.items()
+        },
         "verdicts": [asdict(v) for v in found],
         "tables": [asdict(t) for t in tables],
     }
@@ -89,7 +109,8 @@ def search(loss: Callable[[float], float], start: float) -> dict[float, float]:
     found = {start: loss(start)}
     while True:
         best = best_rate(found)
-        missing = [rate for rate in (best / 2, best * 2) if rate not in found]  # wide networks want less
+        # Wide networks want less
+        missing = [rate for rate in (best / 2, best * 2) if rate not in found]
         if not missing or best < start / 2**12:
             return found
         found[missing[0]] = loss(missing[0])
@@ -114,15 +135,24 @@ def verdicts(losses: Losses, rate: float, rules: list[str]) -> list[Verdict]:
         for width in others:
             own = losses[width]
             ratio = own[ruled(rate, narrow, width, rule)] / min(own.values())
-            found.append(Verdict(claim, f"rule: {rule}", f"loss at width {width}, by the best", ratio, LIMIT))
+            found.append(
+                Verdict(claim, f"rule: {rule}", f"loss at width {width}, by the best", ratio, LIMIT)
+            )
     return found
 
 
 def loss_table(losses: Losses, steps: int) -> Table:
     """Show all losses."""
     rates = sorted({rate for own in losses.values() for rate in own})
-    rows = [(f"{width}", *(f"{own[r]:.3f}" if r in own else "" for r in rates)) for width, own in losses.items()]
-    return Table(f"Held-out loss after {steps} steps, by learning rate", ("width", *(f"{r:.3g}" for r in rates)), rows)
+    rows = [
+        (f"{width}", *(f"{own[r]:.3f}" if r in own else "" for r in rates))
+        for width, own in losses.items()
+    ]
+    return Table(
+        f"Held-out loss after {steps} steps, by learning rate",
+        ("width", *(f"{r:.3g}" for r in rates)),
+        rows,
+    )
 
 
 def mean_loss(cells: Cells, steps: int, seeds: int, width: int, rate: float) -> float:
@@ -138,5 +168,7 @@ def mean_loss(cells: Cells, steps: int, seeds: int, width: int, rate: float) -> 
 
 
 def _loss(task: Task, rate: float, steps: int, seed: int) -> float | None:
-    record = run_one(task, lambda model: Spectral(model.parameters(), lr=rate), seed=seed, steps=steps)
+    record = run_one(
+        task, lambda model: Spectral(model.parameters(), lr=rate), seed=seed, steps=steps
+    )
     return record.loss if math.isfinite(record.loss) else None  # JSON knows no infinity

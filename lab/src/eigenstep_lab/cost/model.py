@@ -1,7 +1,9 @@
-"""What a step of an optimizer costs on many GPUs: operations, memory of state, and bytes on the wire.
+"""What a step of an optimizer costs on many GPUs: operations, memory of state, and bytes on the
+wire.
 
-Each optimizer is a list of units that one rank must step as a whole; ranks share units as `Spectral` shares its
-matrices (by the same code). `eigenstep bench scaling` compares the figures with what is measured.
+Each optimizer is a list of units that one rank must step as a whole; ranks share units as
+`Spectral` shares its matrices (by the same code). `eigenstep bench scaling` compares the figures
+with what is measured.
 """
 
 from __future__ import annotations
@@ -49,11 +51,22 @@ class Transformer:
     def shapes(self) -> Shapes:
         """List all parameters."""
         d, h = self.width, self.hidden
-        block: Shapes = [("query", (d, d)), ("key", (self.keys, d)), ("value", (self.keys, d)), ("out", (d, d))]
+        block: Shapes = [
+            ("query", (d, d)),
+            ("key", (self.keys, d)),
+            ("value", (self.keys, d)),
+            ("out", (d, d)),
+        ]
         block += [("mlp_in", (h, d)), ("mlp_out", (d, h)), ("norm1", (d,)), ("norm2", (d,))]
         block += [("gate", (h, d))] if self.gated else []
-        ends: Shapes = [("embed", (self.vocabulary, d)), ("head", (self.vocabulary, d)), ("norm", (d,))]
-        return [(f"blocks.{k}.{name}", shape) for k in range(self.layers) for name, shape in block] + ends
+        ends: Shapes = [
+            ("embed", (self.vocabulary, d)),
+            ("head", (self.vocabulary, d)),
+            ("norm", (d,)),
+        ]
+        return [
+            (f"blocks.{k}.{name}", shape) for k in range(self.layers) for name, shape in block
+        ] + ends
 
     @property
     def parameters(self) -> int:
@@ -77,13 +90,11 @@ GPUS = (8, 64, 256, 1024)
 class Unit:
     """Something that one rank steps as a whole, several times.
 
-    Attributes:
-        pieces: how many of them there are.
-        products: operations in matrix products of one, per step.
-        state: bytes of state of one.
-        size: number of weights of one.
-        decompositions: operations in QR and eigendecompositions of one, per step; torch's counter does not see them.
-        travels: whether its gradients and steps must be sent; what is stepped entry by entry stays where it is.
+    Attributes: pieces: how many of them there are. products: operations in matrix products of one,
+        per step. state: bytes of state of one. size: number of weights of one. decompositions:
+        operations in QR and eigendecompositions of one, per step; torch's counter does not see
+        them. travels: whether its gradients and steps must be sent; what is stepped entry by entry
+        stays where it is.
     """
 
     pieces: int
@@ -110,7 +121,9 @@ def adamw(shapes: Shapes) -> list[Unit]:
     return [_elementwise(shape) for _, shape in shapes]
 
 
-def spectral(shapes: Shapes, make: Callable[..., Spectral] = Spectral, ends: str = "kronecker") -> list[Unit]:
+def spectral(
+    shapes: Shapes, make: Callable[..., Spectral] = Spectral, ends: str = "kronecker"
+) -> list[Unit]:
     """Spectral: what the optimizer itself plans with.
 
     Args:
@@ -130,7 +143,9 @@ def spectral(shapes: Shapes, make: Callable[..., Spectral] = Spectral, ends: str
 
 
 def muon(shapes: Shapes) -> list[Unit]:
-    """Muon: momentum, and five Newton-Schulz iterations of three products; AdamW for embeddings and vectors."""
+    """Muon: momentum, and five Newton-Schulz iterations of three products; AdamW for embeddings and
+    vectors.
+    """
     units = []
     for name, shape in shapes:
         n, m = min(shape), max(shape)
@@ -150,23 +165,32 @@ def _of_matrices(shapes: Shapes, unit: Callable[[tuple[int, ...]], Unit]) -> lis
 
 
 def soap(shape: tuple[int, ...]) -> Unit:
-    """SOAP: two moments, two statistics and two bases; QR of statistics times bases now and then."""
+    """SOAP: two moments, two statistics and two bases; QR of statistics times bases now
+    and then.
+    """
     sides, size = [n for n in shape if n <= 10_000], math.prod(shape)  # longer sides get no basis
     once, cubes = sum(2.0 * size * n for n in sides), sum(n**3 for n in sides)
-    # Statistics; gradient and momentum into the basis, and the step back; when bases change, momentum twice more
-    # and statistics times bases, of which QR with its orthogonal factor takes 8/3 n^3.
+    # Statistics; gradient and momentum into the basis, and the step back; when bases change,
+    # momentum twice more and statistics times bases, of which QR with its orthogonal factor takes
+    # 8/3 n^3.
     products = (4 + 2 / INTERVAL) * once + 2 * cubes / INTERVAL
     state = 2 * FLOAT * size + 2 * FLOAT * sum(n * n for n in sides)
     return Unit(1, products, state, size, 8 / 3 * cubes / INTERVAL)
 
 
 def shampoo(shape: tuple[int, ...]) -> Unit:
-    """Distributed Shampoo: momentum, grafting, statistics and inverse roots of blocks; eigendecompositions."""
+    """Distributed Shampoo: momentum, grafting, statistics and inverse roots of blocks;
+    eigendecompositions.
+    """
     counts = [math.ceil(n / 1024) for n in shape]  # the largest side of a block
     sides = [n / count for n, count in zip(shape, counts, strict=True)]
     size = math.prod(sides)
-    # Statistics and preconditioning every step; about 9 n^3 for an eigendecomposition and 2 n^3 for the root.
-    products, roots = 2 * sum(2.0 * size * n for n in sides), 11 * sum(n**3 for n in sides) / INTERVAL
+    # Statistics and preconditioning every step; about 9 n^3 for an eigendecomposition and 2 n^3 for
+    # the root.
+    products, roots = (
+        2 * sum(2.0 * size * n for n in sides),
+        11 * sum(n**3 for n in sides) / INTERVAL,
+    )
     state = 2 * FLOAT * size + 2 * FLOAT * sum(n * n for n in sides)
     return Unit(math.prod(counts), products, state, size, roots)
 
@@ -188,7 +212,9 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "AdamW": Optimizer(adamw),
     "Spectral": Optimizer(spectral),
     "Spectral.fast": Optimizer(lambda shapes: spectral(shapes, Spectral.fast)),
-    "Spectral.fast, embeddings diagonal": Optimizer(lambda shapes: spectral(shapes, Spectral.fast, "diagonal")),
+    "Spectral.fast, embeddings diagonal": Optimizer(
+        lambda shapes: spectral(shapes, Spectral.fast, "diagonal")
+    ),
     "Muon, distributed": Optimizer(muon),
     "SOAP, as published": Optimizer(lambda shapes: _of_matrices(shapes, soap), splits=False),
     "SOAP, if it were split": Optimizer(lambda shapes: _of_matrices(shapes, soap)),
@@ -218,14 +244,14 @@ class Cost:
 def cost(units: Sequence[Unit], ranks: int, replicas: int = 1, *, splits: bool = True) -> Cost:
     """Return the cost of a step.
 
-    Args:
-        units: what has to be stepped.
-        ranks: number of ranks.
-        replicas: copies of sharded weights (HSDP).
-        splits: whether ranks share the work; if not, each does everything, which sharded weights do not allow.
+    Args: units: what has to be stepped. ranks: number of ranks. replicas: copies of sharded weights
+        (HSDP). splits: whether ranks share the work; if not, each does everything, which sharded
+        weights do not allow.
     """
     if not splits:
-        flops, state = (sum(unit.pieces * getattr(unit, name) for unit in units) for name in ("flops", "state"))
+        flops, state = (
+            sum(unit.pieces * getattr(unit, name) for unit in units) for name in ("flops", "state")
+        )
         return Cost(flops, state, math.nan, 0.0, math.nan)
     whole = [(unit.pieces, (unit.flops, unit.state, unit.size)) for unit in units if unit.travels]
     _, loads = balance(_coarse(whole, ranks), 0.0, ranks)
@@ -233,11 +259,17 @@ def cost(units: Sequence[Unit], ranks: int, replicas: int = 1, *, splits: bool =
     # What is stepped entry by entry has its state where its weights are.
     stays = sum(unit.state for unit in units if not unit.travels)
     moved = FLOAT * sum(unit.pieces * unit.size for unit in units if unit.travels)
-    return Cost(flops, state + stays, state + stays * replicas / ranks, *traffic(moved, ranks, replicas))
+    return Cost(
+        flops, state + stays, state + stays * replicas / ranks, *traffic(moved, ranks, replicas)
+    )
 
 
-def _coarse(tasks: Sequence[tuple[int, tuple[float, ...]]], ranks: int) -> list[tuple[int, tuple[float, ...]]]:
-    """Join pieces of a task as long as every rank still gets several, which leaves the balance nearly as it is."""
+def _coarse(
+    tasks: Sequence[tuple[int, tuple[float, ...]]], ranks: int
+) -> list[tuple[int, tuple[float, ...]]]:
+    """Join pieces of a task as long as every rank still gets several, which leaves the balance
+    nearly as it is.
+    """
     coarse = []
     for pieces, costs in tasks:
         joined = max(1, pieces // (8 * ranks))
@@ -246,17 +278,17 @@ def _coarse(tasks: Sequence[tuple[int, tuple[float, ...]]], ranks: int) -> list[
 
 
 def traffic(size: float, ranks: int, replicas: int = 1) -> tuple[float, float]:
-    """Return what a rank must send at least, on average, so that owners can step `size` bytes of weights.
+    """Return what a rank must send at least, on average, so that owners can step `size` bytes of
+    weights.
 
     Args:
         size: bytes of all weights that have owners.
         ranks: number of ranks, each of which owns an equal part.
         replicas: copies of sharded weights (HSDP).
 
-    Returns:
-        If weights are replicated: owners send what they own to everyone else. If they are sharded: of what a rank owns
-        it holds one part in `shards`; the gradients of the rest must come from its replica, and steps must go to all
-        who hold the weights but itself.
+    Returns: If weights are replicated: owners send what they own to everyone else. If they are
+        sharded: of what a rank owns it holds one part in `shards`; the gradients of the rest must
+        come from its replica, and steps must go to all who hold the weights but itself.
     """
     shards = ranks // replicas
     own = size / ranks
@@ -264,6 +296,8 @@ def traffic(size: float, ranks: int, replicas: int = 1) -> tuple[float, float]:
 
 
 def training_traffic(parameters: int, ranks: int) -> tuple[float, float]:
-    """Return what DDP (all-reduce) and FSDP2 (two all-gathers, one reduce-scatter) send for a step themselves."""
+    """Return what DDP (all-reduce) and FSDP2 (two all-gathers, one reduce-scatter) send for a step
+    themselves.
+    """
     one = FLOAT * parameters * (ranks - 1) / ranks
     return 2 * one, 3 * one

@@ -1,6 +1,8 @@
-"""Short runs that measure what the cost model predicts: operations, memory of state, and bytes on the wire of a step.
+"""Short runs that measure what the cost model predicts: operations, memory of state, and bytes on
+the wire of a step.
 
-One process steps tensors with each optimizer; 2 and 4 processes train a GPT of 12 layers with Spectral, by gloo.
+One process steps tensors with each optimizer; 2 and 4 processes train a GPT of 12 layers with
+Spectral, by gloo.
 """
 
 from __future__ import annotations
@@ -50,8 +52,9 @@ MEASURED: Mapping[str, tuple[str, Any, int]] = {
     "Muon, distributed": ("muon", 1, 1),
     "SOAP, as published": ("soap_reference", 10, 10),
 }
-"""Optimizers of the model that run here: name in the registry, interval, and steps to average over. Distributed
-Shampoo's package is not published where Python packages are."""
+"""Optimizers of the model that run here: name in the registry, interval, and steps to average over.
+Distributed Shampoo's package is not published where Python packages are.
+"""
 
 
 def gpt(width: int) -> GPT:
@@ -63,7 +66,8 @@ def measure_single(name: str, shapes: Shapes) -> dict[str, float]:
     """Measure one process that steps tensors of some shapes."""
     key, interval, period = MEASURED[name]
     named = [
-        (n, nn.Parameter(torch.randn(s, generator=torch.Generator().manual_seed(k)))) for k, (n, s) in enumerate(shapes)
+        (n, nn.Parameter(torch.randn(s, generator=torch.Generator().manual_seed(k))))
+        for k, (n, s) in enumerate(shapes)
     ]
     optimizer = build(key, named, 1e-3, interval=interval)
     total = 0.0
@@ -78,7 +82,9 @@ def measure_single(name: str, shapes: Shapes) -> dict[str, float]:
 
 
 def trained(model: nn.Module) -> dict[str, float]:
-    """Train a few steps with Spectral, and return what this process computes, keeps and sends in a step."""
+    """Train a few steps with Spectral, and return what this process computes, keeps and sends in a
+    step.
+    """
     optimizer = Spectral(model.parameters(), interval=ALWAYS)
     text = torch.randint(65, (1, 17), generator=torch.Generator().manual_seed(0))
     flops, sent = 0.0, 0.0
@@ -91,7 +97,9 @@ def trained(model: nn.Module) -> dict[str, float]:
         if step >= PERIOD:
             flops += counter.get_total_flops() / PERIOD
             sent += counted.total / PERIOD
-    state = sum(t.numel() * t.element_size() for own in optimizer.state.values() for t in own.values())
+    state = sum(
+        t.numel() * t.element_size() for own in optimizer.state.values() for t in own.values()
+    )
     calls = sum(counted.calls.values())
     return {"flops": flops, "state": float(state), "sent": sent, "collectives": float(calls)}
 
@@ -101,7 +109,10 @@ def measure_ranks(width: int) -> Ranks:
     with tempfile.TemporaryDirectory() as folder:
         spawn(_rank, (width, folder), max(ranks for _, ranks, _ in WAYS.values()))  # type: ignore[no-untyped-call]
         return {
-            name: [torch.load(Path(folder) / f"{name} {rank}.pt", weights_only=True) for rank in range(ranks)]
+            name: [
+                torch.load(Path(folder) / f"{name} {rank}.pt", weights_only=True)
+                for rank in range(ranks)
+            ]
             for name, (_, ranks, _) in WAYS.items()
         }
 
@@ -111,10 +122,15 @@ def _rank(rank: int, width: int, folder: str) -> None:
     for size in sorted({ranks for _, ranks, _ in WAYS.values()}):
         if rank >= size:
             continue
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size
+        )
         for name, (way, ranks, replicas) in WAYS.items():
             if ranks == size:
-                torch.save(trained(_shared(gpt(width), way, ranks, replicas)), Path(folder) / f"{name} {rank}.pt")
+                torch.save(
+                    trained(_shared(gpt(width), way, ranks, replicas)),
+                    Path(folder) / f"{name} {rank}.pt",
+                )
         dist.barrier()
         leave()
 

@@ -16,20 +16,32 @@ def _bytes(tensors: Any) -> int:
 
 
 def _all_to_all(
-    rank: int, size: int, output: Tensor, given: Tensor, group: Any, to_each: Any, splits: Any, *_: Any
+    rank: int,
+    size: int,
+    output: Tensor,
+    given: Tensor,
+    group: Any,
+    to_each: Any,
+    splits: Any,
+    *_: Any,
 ) -> float:
-    """Return what does not stay here; torch passes the splits of output and input, in this order."""
+    """Return what does not stay here; torch passes the splits of output and input, in
+    this order.
+    """
     rows = splits or [given.shape[0] // size] * size
     return _bytes(given) * (1 - rows[rank] / max(1, sum(rows)))
 
 
-# What a rank sends at least, given the tensors of an operation: the figures of ring algorithms, which reach the bounds.
+# What a rank sends at least, given the tensors of an operation: the figures of ring algorithms,
+# which reach the bounds.
 COSTS: Mapping[str, Callable[..., float]] = {
     "alltoall_base_": _all_to_all,
     "_allgather_base_": lambda rank, size, output, given, *_: (size - 1) * _bytes(given),
     "allgather_": lambda rank, size, outputs, given, *_: (size - 1) * _bytes(given),
     "allreduce_": lambda rank, size, tensors, *_: 2 * (size - 1) / size * _bytes(tensors),
-    "_reduce_scatter_base_": lambda rank, size, output, given, *_: (size - 1) / size * _bytes(given),
+    "_reduce_scatter_base_": lambda rank, size, output, given, *_: (
+        (size - 1) / size * _bytes(given)
+    ),
     "broadcast_": lambda rank, size, tensors, *_: (size - 1) / size * _bytes(tensors),
 }
 
@@ -61,6 +73,8 @@ class TrafficCounter(TorchDispatchMode):
                 raise NotImplementedError(f"the bytes of the collective {name} are not known")
             boxed: Any = next(a for a in args if isinstance(a, torch.ScriptObject))
             group = torch.distributed.ProcessGroup.unbox(boxed)
-            self.sent[name] = self.sent.get(name, 0.0) + COSTS[name](group.rank(), group.size(), *args)
+            self.sent[name] = self.sent.get(name, 0.0) + COSTS[name](
+                group.rank(), group.size(), *args
+            )
             self.calls[name] = self.calls.get(name, 0) + 1
         return func(*args, **(kwargs or {}))

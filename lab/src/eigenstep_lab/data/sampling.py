@@ -1,4 +1,6 @@
-"""Draw some classes of a folder of pictures at random: the paper's ImageNet-25 is 25 classes of ImageNet-1k."""
+"""Draw some classes of a folder of pictures at random: the paper's ImageNet-25 is 25 classes of
+ImageNet-1k.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ LIST = "classes.txt"
 def sample_classes(
     source: Path, target: Path, *, classes: int, seed: int, listed: Path | None = None
 ) -> tuple[str, ...]:
-    """Make a folder with some classes of another, as links that take no space, and keep the list of their names.
+    """Make a folder with some classes of another, as links that take no space, and keep the list of
+    their names.
 
     Args:
         source: Has `train/<class>/*` and `val/<class>/*`.
@@ -25,7 +28,9 @@ def sample_classes(
         listed: Names the classes instead, one in each line, as classes.txt does.
     """
     parts = ("train", "val")
-    there = [{entry.name for entry in (source / part).glob("*") if entry.is_dir()} for part in parts]
+    there = [
+        {entry.name for entry in (source / part).glob("*") if entry.is_dir()} for part in parts
+    ]
     names = sorted(set.intersection(*there))
     if listed is not None:
         chosen = sorted(set(read_text(listed).split()))
@@ -34,14 +39,18 @@ def sample_classes(
             raise UserError(f"{source} has no class {', '.join(missing[:5])} in both train and val")
     else:
         if len(names) < classes:
-            raise UserError(f"{source} has {len(names)} classes in both train and val, cannot draw {classes}")
+            raise UserError(
+                f"{source} has {len(names)} classes in both train and val, cannot draw {classes}"
+            )
         chosen = sorted(np.random.default_rng(seed).choice(names, classes, replace=False).tolist())
     if target.exists() and any(target.iterdir()):
         raise UserError(f"{target} is not empty: choose another folder")
     for part in parts:
         (target / part).mkdir(parents=True, exist_ok=True)
         for name in chosen:
-            (target / part / name).symlink_to((source / part / name).resolve(), target_is_directory=True)
+            (target / part / name).symlink_to(
+                (source / part / name).resolve(), target_is_directory=True
+            )
     with atomic_write(target / LIST) as file:
         file.write("".join(f"{name}\n" for name in chosen).encode())
     return tuple(chosen)

@@ -1,4 +1,6 @@
-"""Relatives of what the library does: filters, inverse problems, batches and pictures of searches, logs of spectra."""
+"""Relatives of what the library does: filters, inverse problems, batches and pictures of searches,
+logs of spectra.
+"""
 
 from .batch import BatchResult, minimize_batch
 from .descent import BarzilaiBorwein

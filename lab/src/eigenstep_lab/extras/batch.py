@@ -1,4 +1,6 @@
-"""A batch of independent searches: R runs of K points in d dimensions are one array, and one call of the function."""
+"""A batch of independent searches: R runs of K points in d dimensions are one array, and one call
+of the function.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,7 +11,14 @@ from numpy.typing import NDArray
 
 from eigenstep.core.arguments import check_function, check_number
 from eigenstep.core.numpy_twin import Array
-from eigenstep.search.domain import Form, Point, check_options, check_population, check_start, to_numpy
+from eigenstep.search.domain import (
+    Form,
+    Point,
+    check_options,
+    check_population,
+    check_start,
+    to_numpy,
+)
 from eigenstep.search.runs import MAX_CONDITION
 from eigenstep.search.sampling import default_population, even, sanitize
 from eigenstep.search.spectral import SpectralGaussian
@@ -44,23 +53,23 @@ def minimize_batch(
     tolx: float = 1e-11,
     separable: bool = False,
 ) -> BatchResult:
-    """Run independent searches side by side: for small dimensions ten times as fast as one after the other.
+    """Run independent searches side by side: for small dimensions ten times as fast as one after
+    the other.
 
-    Args:
-        fun: takes points of shape ``(R, K, d)`` and returns values of shape ``(R, K)``. Each run may have a function of
-            its own. Runs that are over keep their place; what is computed for them is ignored.
-        x0: starts, shape ``(R, d)``; points have its type (numpy or torch, with device and dtype).
-        sigma0: how far from the starts to look at first.
-        population: points in each generation of each run; ``4 + 3 log d``, rounded up to even, by default.
-        seed: the same seed gives the same runs.
-        target: a run is over at this value.
-        max_evals: a run is over after so many evaluations; 10,000 times the dimension by default.
-        tolx: a run is over where its distribution is narrower than this.
-        separable: learn the scale of each coordinate only.
+    Args: fun: takes points of shape ``(R, K, d)`` and returns values of shape ``(R, K)``. Each run
+        may have a function of its own. Runs that are over keep their place; what is computed for
+        them is ignored. x0: starts, shape ``(R, d)``; points have its type (numpy or torch, with
+        device and dtype). sigma0: how far from the starts to look at first. population: points in
+        each generation of each run; ``4 + 3 log d``, rounded up to even, by default. seed: the same
+        seed gives the same runs. target: a run is over at this value. max_evals: a run is over
+        after so many evaluations; 10,000 times the dimension by default. tolx: a run is over where
+        its distribution is narrower than this. separable: learn the scale of each coordinate only.
     """
     check_function(fun, "fun")
     check_number(sigma0, "sigma0", 1e-150, 1e150)
-    check_options(sizes={"max_evals": max_evals}, numbers={"tolx": (tolx, 0.0), "target": (target, -np.inf)})
+    check_options(
+        sizes={"max_evals": max_evals}, numbers={"tolx": (tolx, 0.0), "target": (target, -np.inf)}
+    )
     check_population(population)
     form, starts = Form(x0), to_numpy(x0)
     if starts.ndim != 2 or 0 in starts.shape or not np.isfinite(starts).all():
@@ -74,9 +83,14 @@ def minimize_batch(
     rng = np.random.default_rng(seed)
     state = SpectralGaussian.start(starts.copy(), sigma0, separable=separable)
     best_x, best = starts.copy(), np.full(runs, np.inf)
-    nfev, success, active = np.zeros(runs, dtype=np.int64), np.zeros(runs, dtype=bool), np.ones(runs, dtype=bool)
+    nfev, success, active = (
+        np.zeros(runs, dtype=np.int64),
+        np.zeros(runs, dtype=bool),
+        np.ones(runs, dtype=bool),
+    )
     while active.any():
-        # All runs that go on have used the same number of evaluations; the last generation may be a smaller one.
+        # All runs that go on have used the same number of evaluations; the last generation may be a
+        # smaller one.
         count = min(population, max_evals - int(nfev.max()))
         z = state.draw(rng, count)
         x = state.sample(z)
@@ -95,11 +109,15 @@ def minimize_batch(
         longest, shortest = axes.max(-1), axes.min(-1)
         converged = longest < tolx
         success |= active & np.isfinite(best) & (converged if target is None else best <= target)
-        active &= ~(success | converged | (longest > shortest * MAX_CONDITION**0.5) | (nfev >= max_evals))
+        active &= ~(
+            success | converged | (longest > shortest * MAX_CONDITION**0.5) | (nfev >= max_evals)
+        )
     return BatchResult(form.make(best_x), best, nfev, success)
 
 
-def _keep_finished(old: SpectralGaussian, new: SpectralGaussian, active: NDArray[np.bool_]) -> SpectralGaussian:
+def _keep_finished(
+    old: SpectralGaussian, new: SpectralGaussian, active: NDArray[np.bool_]
+) -> SpectralGaussian:
     """Return the new state, with the old arrays for runs that are over."""
     if active.all():
         return new

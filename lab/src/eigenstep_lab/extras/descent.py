@@ -1,4 +1,6 @@
-"""A rule for ``minimize_spd`` that needs less memory than L-BFGS: pass ``method=BarzilaiBorwein``."""
+"""A rule for ``minimize_spd`` that needs less memory than L-BFGS: pass
+``method=BarzilaiBorwein``.
+"""
 
 from torch import Tensor
 
@@ -6,7 +8,9 @@ from eigenstep.manifold.point import Point
 
 
 class BarzilaiBorwein:
-    """Go down the gradient by the inverse curvature along the previous step, its long and short estimate in turn."""
+    """Go down the gradient by the inverse curvature along the previous step, its long and short
+    estimate in turn.
+    """
 
     window = 10
 
@@ -19,7 +23,9 @@ class BarzilaiBorwein:
         return -self._rate * gradient
 
     def learn(self, point: Point, step: Tensor, change: Tensor) -> None:
-        """Estimate the curvature along the step; where it is not positive, try to go further next time."""
+        """Estimate the curvature along the step; where it is not positive, try to go further next
+        time.
+        """
         curvature = step.dot(change).item()
         self._long = not self._long
         if curvature <= 0:

@@ -1,10 +1,11 @@
 """Inverse problems without derivatives.
 
-Ensemble Kalman inversion finds the posterior of an inverse problem from runs of a forward model, without its
-derivatives. The model ``y = G(w) + noise`` has a Gaussian prior. Points drawn from the present Gaussian go through
-``G``. The line that fits the outputs best, ``G(w) ~ mean(G) + J (w - mean)``, stands for the model, and gives the
-gradient and the Gauss-Newton curvature ``J^T R^-1 J``. The rest is the step of ``fit_gaussian``: exact for linear
-models, and in general a Gaussian that matches the model as seen from a cloud of its own size.
+Ensemble Kalman inversion finds the posterior of an inverse problem from runs of a forward model,
+without its derivatives. The model ``y = G(w) + noise`` has a Gaussian prior. Points drawn from the
+present Gaussian go through ``G``. The line that fits the outputs best, ``G(w) ~ mean(G) + J (w -
+mean)``, stands for the model, and gives the gradient and the Gauss-Newton curvature ``J^T R^-1 J``.
+The rest is the step of ``fit_gaussian``: exact for linear models, and in general a Gaussian that
+matches the model as seen from a cloud of its own size.
 """
 
 from __future__ import annotations
@@ -53,21 +54,18 @@ def ensemble_inversion(
 ) -> FitResult:
     """Fit a Gaussian to the posterior of an inverse problem by runs of its forward model alone.
 
-    Args:
-        forward: ``G``, from parameters of shape ``(n,)`` to outputs of shape ``(k,)``.
-        data: what was measured, shape ``(k,)``.
-        noise: covariance of the measurement, shape ``(k, k)``.
+    Args: forward: ``G``, from parameters of shape ``(n,)`` to outputs of shape ``(k,)``. data: what
+        was measured, shape ``(k,)``. noise: covariance of the measurement, shape ``(k, k)``.
         prior_mean: mean of the parameters before, shape ``(n,)``; the search starts there.
-        prior_precision: inverse variance of every parameter before.
-        members: points in an ensemble, an even number of more than twice the parameters, so that the line through
-            them is determined; by default 4 for each parameter. A step takes two ensembles, whose size doubles whenever
-            noise outweighs what is left to learn.
-        max_members: the most members of both ensembles; a fit that would need more ends there without success.
-        seed: of all random numbers.
-        elbo_samples: how many points the ``elbo`` of the result is estimated from.
-        vectorize: whether ``torch.func.vmap`` may run the model for all points at once.
-        **options: ``lr``, ``tol``, ``max_iter`` (200 by default), ``exact``, ``callback`` and ``progress``, as in
-            ``eigenstep.inference.fit.fit_gaussian``.
+        prior_precision: inverse variance of every parameter before. members: points in an ensemble,
+        an even number of more than twice the parameters, so that the line through them is
+        determined; by default 4 for each parameter. A step takes two ensembles, whose size doubles
+        whenever noise outweighs what is left to learn. max_members: the most members of both
+        ensembles; a fit that would need more ends there without success. seed: of all random
+        numbers. elbo_samples: how many points the ``elbo`` of the result is estimated from.
+        vectorize: whether ``torch.func.vmap`` may run the model for all points at once. **options:
+        ``lr``, ``tol``, ``max_iter`` (200 by default), ``exact``, ``callback`` and ``progress``, as
+        in ``eigenstep.inference.fit.fit_gaussian``.
 
     Returns:
         The posterior; ``nfev`` counts runs of the model.
@@ -95,7 +93,13 @@ class InverseProblem:
     """Data, their noise and a prior, with the forward model that is to explain them."""
 
     def __init__(
-        self, forward: Forward, data: Tensor, noise: Tensor, mean: Tensor, precision: float, vectorize: bool
+        self,
+        forward: Forward,
+        data: Tensor,
+        noise: Tensor,
+        mean: Tensor,
+        precision: float,
+        vectorize: bool,
     ) -> None:
         """Check what belongs together; the arguments are those of ``ensemble_inversion``."""
         check_wide(mean, "prior_mean")
@@ -110,7 +114,10 @@ class InverseProblem:
         check_symmetric(noise, "noise")
         check_beside(noise, "noise", data, "data")
         if data.shape != noise.shape[:1] or noise.ndim != 2:
-            raise ValueError(f"data must have shape {tuple(noise.shape[:1])} to fit noise, got {tuple(data.shape)}")
+            raise ValueError(
+                f"data must have shape {tuple(noise.shape[:1])} to fit noise, got "
+                f"{tuple(data.shape)}"
+            )
         self.forward, self.data, self.vectorize = forward, data, vectorize
         self.noise, self.prior_mean, self.prior_precision = Full.from_dense(noise), mean, precision
         units = len(data) * math.log(2 * math.pi) - len(mean) * math.log(precision / (2 * math.pi))
@@ -122,7 +129,9 @@ class InverseProblem:
         check_real(output, "what forward returns")
         if output.shape != self.data.shape:
             wanted = f"shape {tuple(self.data.shape)}, like data"
-            raise ValueError(f"forward must return outputs of {wanted}, got shape {tuple(output.shape)}")
+            raise ValueError(
+                f"forward must return outputs of {wanted}, got shape {tuple(output.shape)}"
+            )
         return self.noise.matmul(output - self.data, -0.5)
 
     def log_joint(self, w: Any) -> Tensor:
@@ -131,10 +140,16 @@ class InverseProblem:
         return self.constant - 0.5 * self.misfit(w).square().sum() - 0.5 * prior
 
     def estimate(self, at: Gaussian, deviations: Tensor) -> Estimate:
-        """Run the model at points around the mean of a Gaussian, and fit a line to what comes out."""
+        """Run the model at points around the mean of a Gaussian, and fit a line to what
+        comes out.
+        """
         with torch.no_grad():
             points = at.means[ONLY] + deviations
-            outputs = vmap(self.misfit)(points) if self.vectorize else torch.stack([self.misfit(w) for w in points])
+            outputs = (
+                vmap(self.misfit)(points)
+                if self.vectorize
+                else torch.stack([self.misfit(w) for w in points])
+            )
         if not torch.isfinite(outputs).all():
             raise NotFinite("the forward model returned NaN or infinite numbers")
         jacobian = torch.linalg.lstsq(deviations, outputs).solution.mT
@@ -143,4 +158,11 @@ class InverseProblem:
         square = 0.5 * (points - self.prior_mean).square().sum(1)
         values = 0.5 * outputs.square().sum(1) + self.prior_precision * square - self.constant
         value, error, _ = objective(at, {ONLY: deviations}, values)
-        return Estimate(value, error, value, {ONLY: gradient}, {ONLY: OuterProducts(jacobian)}, self.prior_precision)
+        return Estimate(
+            value,
+            error,
+            value,
+            {ONLY: gradient},
+            {ONLY: OuterProducts(jacobian)},
+            self.prior_precision,
+        )

@@ -18,7 +18,9 @@ from eigenstep.search.history import LIMIT, LISTS
 
 from .. import plotting as plots
 
-LARGEST_ARRAY = 1_000_000  # Bytes of the largest array that a file may hold, several times what a history has
+LARGEST_ARRAY = (
+    1_000_000  # Bytes of the largest array that a file may hold, several times what a history has
+)
 NUMBERS = ("stride", "seen")
 VECTORS = ("axes", "mean", "deviations")
 WHOLE = ("nfev", "population", "run")
@@ -60,7 +62,9 @@ def save_history(history: History, path: str | Path) -> None:
     if target.suffix == ".npz":
         np.savez_compressed(target, **history_as_dict(history))
     elif target.suffix == ".csv":
-        columns = [name for name in LISTS if not len(history) or np.ndim(getattr(history, name)[0]) == 0]
+        columns = [
+            name for name in LISTS if not len(history) or np.ndim(getattr(history, name)[0]) == 0
+        ]
         with target.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(columns)
@@ -70,18 +74,23 @@ def save_history(history: History, path: str | Path) -> None:
 
 
 def load_history(path: str | Path) -> History:
-    """Read what ``save_history`` wrote to an ``.npz`` file, or raise a ``ValueError`` if that is something else.
+    """Read what ``save_history`` wrote to an ``.npz`` file, or raise a ``ValueError`` if that is
+    something else.
 
     The file is not trusted: nothing in it is executed, and at most a few megabytes of it are read.
     """
     try:
         return history_from_dict(read_arrays(Path(path), EVERYTHING))
     except Exception as error:  # a damaged archive can make its readers raise almost anything
-        raise ValueError(f"{path} is not a history that was saved as .npz, or is damaged ({error!r})") from error
+        raise ValueError(
+            f"{path} is not a history that was saved as .npz, or is damaged ({error!r})"
+        ) from error
 
 
 def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Read arrays of numbers from an ``.npz`` file; NumPy's reader would allocate what a damaged header claims."""
+    """Read arrays of numbers from an ``.npz`` file; NumPy's reader would allocate what a damaged
+    header claims.
+    """
     arrays = {}
     with zipfile.ZipFile(path) as archive:
         for name in names:
@@ -102,13 +111,17 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
 
 
 def plot_history(history: History, path: str | Path) -> Path:
-    """Draw values, step size, coordinates, axes and deviations against evaluations, as users of pycma know it."""
+    """Draw values, step size, coordinates, axes and deviations against evaluations, as users of
+    pycma know it.
+    """
     drawn, axes = plots.figure(columns=2, rows=2)
     best = np.array(history.best)
     above = np.array(history.fun) - best[np.isfinite(best)].min(initial=np.inf)
     values, *others = axes.flat
     values.plot(history.nfev, np.abs(history.fun), label="|value|, best of the generation")
-    values.plot(history.nfev, np.where(above > 0, above, np.nan), label="value minus the least of all")
+    values.plot(
+        history.nfev, np.where(above > 0, above, np.nan), label="value minus the least of all"
+    )
     values.plot(history.nfev, history.sigma, label="step size σ")
     values.plot(history.nfev, history.ratio, label="axis ratio")
     for ax, vectors in zip(others, (history.mean, history.axes, history.deviations), strict=True):

@@ -1,14 +1,15 @@
 """Kalman filtering as Bayesian inference step by step, with covariances in spectral form.
 
-The state follows ``x' = F x + noise`` and is seen through ``y = C x + noise``. Both halves of a step of the filter are
-updates of a matrix that is held as its eigenvectors and eigenvalues; what is decomposed is the noise of a measurement::
+The state follows ``x' = F x + noise`` and is seen through ``y = C x + noise``. Both halves of a
+step of the filter are updates of a matrix that is held as its eigenvectors and eigenvalues; what is
+decomposed is the noise of a measurement::
 
     predict:   P <- P + 1 (F P F^T + Q - P)          average with beta = 1, gamma = 1
     correct:   S <- S + beta C^T R^-1 C              sum with gamma = 0, S = P^-1
                m <- m + beta S^-1 C^T R^-1 (y - C m)
 
-With exact averages and ``beta = 1`` this is the textbook filter. The paper's update agrees with it to first order in
-what changes in a step; ``substeps`` splits each correction into short ones.
+With exact averages and ``beta = 1`` this is the textbook filter. The paper's update agrees with it
+to first order in what changes in a step; ``substeps`` splits each correction into short ones.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from eigenstep.core.checks import check_beside, check_finite, check_real, check_size, check_symmetric, describe
+from eigenstep.core.checks import (
+    check_beside,
+    check_finite,
+    check_real,
+    check_size,
+    check_symmetric,
+    describe,
+)
 from eigenstep.core.curvature import Dense, OuterProducts
 from eigenstep.core.matrices import Full
 from eigenstep.inference.gaussian import average
@@ -39,10 +47,15 @@ class State:
         """Check that mean and precision belong together."""
         check_finite(self.mean, "mean")
         if not isinstance(self.precision, Full):
-            raise TypeError(f"precision must be Full, such as Full.from_dense(matrix), got {describe(self.precision)}")
+            raise TypeError(
+                "precision must be Full, such as Full.from_dense(matrix), got "
+                f"{describe(self.precision)}"
+            )
         if self.mean.ndim != 1 or self.mean.shape != self.precision.eigs.shape:
             wanted = tuple(self.precision.eigs.shape)
-            raise ValueError(f"mean must have shape {wanted} to fit precision, got {tuple(self.mean.shape)}")
+            raise ValueError(
+                f"mean must have shape {wanted} to fit precision, got {tuple(self.mean.shape)}"
+            )
         check_beside(self.precision.eigs, "precision", self.mean, "mean")
 
     @classmethod
@@ -57,7 +70,9 @@ class State:
 
 
 def predict(state: State, transition: Tensor, noise: Tensor, *, exact: bool = True) -> State:
-    """Return the belief about the next state before it is measured; arguments as for ``kalman_filter``."""
+    """Return the belief about the next state before it is measured; arguments as for
+    ``kalman_filter``.
+    """
     _check_matrix(transition, "transition", state, len(state.mean))
     _check_matrix(noise, "noise", state, len(state.mean))
     check_symmetric(noise, "noise")
@@ -68,9 +83,17 @@ def predict(state: State, transition: Tensor, noise: Tensor, *, exact: bool = Tr
 
 
 def correct(
-    state: State, measurement: Tensor, observation: Tensor, noise: Tensor, *, exact: bool = True, substeps: int = 1
+    state: State,
+    measurement: Tensor,
+    observation: Tensor,
+    noise: Tensor,
+    *,
+    exact: bool = True,
+    substeps: int = 1,
 ) -> State:
-    """Return the belief about a state after it was measured as ``y``; other arguments as for ``kalman_filter``."""
+    """Return the belief about a state after it was measured as ``y``; other arguments as for
+    ``kalman_filter``.
+    """
     check_finite(measurement, "measurement")
     if measurement.ndim != 1:
         raise ValueError(f"measurement must be a vector, got shape {tuple(measurement.shape)}")
@@ -101,15 +124,13 @@ def kalman_filter(
 ) -> list[State]:
     """Return the belief after each measurement.
 
-    Args:
-        state: the belief about the state before the first transition.
-        measurements: shape ``(T, k)``; a row of NaN means that nothing was measured.
-        transition: ``F``, shape ``(n, n)``.
-        transition_noise: covariance ``Q`` of the random part of a transition, ``(n, n)``; may be singular or zero.
-        observation: ``C``, shape ``(k, n)``.
-        observation_noise: covariance ``R`` of a measurement, ``(k, k)``, positive definite.
-        exact: the textbook filter up to rounding, or the paper's update, which is first order in its changes.
-        substeps: how many steps of size ``1 / substeps`` each measurement is taken in.
+    Args: state: the belief about the state before the first transition. measurements: shape ``(T,
+        k)``; a row of NaN means that nothing was measured. transition: ``F``, shape ``(n, n)``.
+        transition_noise: covariance ``Q`` of the random part of a transition, ``(n, n)``; may be
+        singular or zero. observation: ``C``, shape ``(k, n)``. observation_noise: covariance ``R``
+        of a measurement, ``(k, k)``, positive definite. exact: the textbook filter up to rounding,
+        or the paper's update, which is first order in its changes. substeps: how many steps of size
+        ``1 / substeps`` each measurement is taken in.
     """
     check_real(measurements, "measurements")
     if measurements.ndim != 2:
@@ -120,7 +141,9 @@ def kalman_filter(
     for measurement, nothing in zip(measurements, missing.tolist(), strict=True):
         state = predict(state, transition, transition_noise, exact=exact)
         if not nothing:
-            state = correct(state, measurement, observation, observation_noise, exact=exact, substeps=substeps)
+            state = correct(
+                state, measurement, observation, observation_noise, exact=exact, substeps=substeps
+            )
         states.append(state)
     return states
 
@@ -130,7 +153,9 @@ def _invert(matrix: Full) -> Full:
     return replace(matrix, eigs=matrix.eigs.reciprocal())
 
 
-def _check_matrix(matrix: Tensor, name: str, state: State, rows: int, columns: int | None = None) -> None:
+def _check_matrix(
+    matrix: Tensor, name: str, state: State, rows: int, columns: int | None = None
+) -> None:
     check_finite(matrix, name)
     check_beside(matrix, name, state.mean, "the state")
     want = (rows, len(state.mean) if columns is None else columns)

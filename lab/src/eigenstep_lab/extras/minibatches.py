@@ -14,7 +14,8 @@ from eigenstep.inference.gaussian import Parameters
 
 
 class Minibatches:
-    """An unbiased, random stand-in for a model: every call draws other examples, and ``draw`` returns their model.
+    """An unbiased, random stand-in for a model: every call draws other examples, and ``draw``
+    returns their model.
 
     Examples:
         >>> batches = Minibatches(model, 100)
@@ -39,9 +40,13 @@ class Minibatches:
     def draw(self) -> Supervised:
         """Return the model of some of the examples, each of which stands for many."""
         whole = self._whole
-        chosen = torch.randperm(len(whole.inputs), generator=self._generator, device=whole.inputs.device)[: self._size]
+        chosen = torch.randperm(
+            len(whole.inputs), generator=self._generator, device=whole.inputs.device
+        )[: self._size]
         weight = whole.weight * len(whole.inputs) / self._size
-        return replace(whole, inputs=whole.inputs[chosen], targets=whole.targets[chosen], weight=weight)
+        return replace(
+            whole, inputs=whole.inputs[chosen], targets=whole.targets[chosen], weight=weight
+        )
 
     def __call__(self, parameters: Parameters) -> Tensor:
         """Return the log density of some targets, which stand for all, and parameters."""

@@ -1,4 +1,6 @@
-"""Optuna samples hyperparameters with a search: ``study = optuna.create_study(sampler=SpectralSampler(seed=0))``."""
+"""Optuna samples hyperparameters with a search: ``study =
+optuna.create_study(sampler=SpectralSampler(seed=0))``.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,28 @@ WIDTH = 1 / 6  # First standard deviation of a parameter, relative to its range
 
 
 class SpectralSampler(BaseSampler):  # type: ignore[misc]
-    """Search over all parameters together; the first trials, and categories without any number, are sampled at random.
+    """Search over all parameters together; the first trials, and categories without any number, are
+    sampled at random.
 
-    The search lives in the sampler, so all trials must be run from one process, with as many threads (``n_jobs``) or
-    remote workers as you like. Trials that fail or are pruned count as worse than all others.
+    The search lives in the sampler, so all trials must be run from one process, with as many
+    threads (``n_jobs``) or remote workers as you like. Trials that fail or are pruned count as
+    worse than all others.
     """
 
     def __init__(self, *, seed: int | None = None, startup: int = 1, **options: Any) -> None:
         """Choose the options of the search.
 
-        Args:
-            seed: the same seed gives the same trials, if they are run one after the other.
-            startup: trials at random at the beginning; the search starts at the best of them, or of all that the study
-                has. If there is only one, it starts in the middle of the space.
-            **options: arguments of ``eigenstep.search.Search``, such as ``population`` or ``method``.
+        Args: seed: the same seed gives the same trials, if they are run one after the other.
+            startup: trials at random at the beginning; the search starts at the best of them, or of
+            all that the study has. If there is only one, it starts in the middle of the space.
+            **options: arguments of ``eigenstep.search.Search``, such as ``population`` or
+            ``method``.
         """
-        self._seed, self._startup, self._options = seed, max(1, startup), {"max_evals": 10**9, **options}
+        self._seed, self._startup, self._options = (
+            seed,
+            max(1, startup),
+            {"max_evals": 10**9, **options},
+        )
         self._independent = optuna.samplers.RandomSampler(seed=seed)
         self._spaces = optuna.search_space.IntersectionSearchSpace()
         self._axes: dict[str, Axis] = {}
@@ -52,11 +60,15 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
         self._independent.reseed_rng()
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
-        """Return the parameters that all trials so far have in common, if there are numbers among them."""
+        """Return the parameters that all trials so far have in common, if there are numbers among
+        them.
+        """
         common = {name: d for name, d in self._spaces.calculate(study).items() if not d.single()}
         return common if any(isinstance(d, (Float, Int)) for d in common.values()) else {}
 
-    def sample_relative(self, study: Any, trial: Any, search_space: Mapping[str, Any]) -> dict[str, Any]:
+    def sample_relative(
+        self, study: Any, trial: Any, search_space: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the next point of the search, as parameters."""
         complete = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
         if not search_space or len(complete) < self._startup:
@@ -66,17 +78,25 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
                 self._restart(study, complete, search_space)
             assert self._search is not None
             if not self._queue:
-                # More trials at once than the population has points: ask for more, from the same distribution.
+                # More trials at once than the population has points: ask for more, from the same
+                # distribution.
                 self._queue = list(self._search.ask())
             point = self._queue.pop(0)
             self._running[trial.number] = point
-            return {name: axis.decode(u) for (name, axis), u in zip(self._axes.items(), point, strict=True)}
+            return {
+                name: axis.decode(u)
+                for (name, axis), u in zip(self._axes.items(), point, strict=True)
+            }
 
-    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+    def sample_independent(
+        self, study: Any, trial: Any, param_name: str, param_distribution: Any
+    ) -> Any:
         """Return a random value for what the search does not know."""
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
-    def after_trial(self, study: Any, trial: Any, state: Any, values: Sequence[float] | None) -> None:
+    def after_trial(
+        self, study: Any, trial: Any, state: Any, values: Sequence[float] | None
+    ) -> None:
         """Give the search the value of a trial, once a whole population is there."""
         with self._lock:
             point = self._running.pop(trial.number, None)
@@ -84,20 +104,29 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
                 return
             sign = -1.0 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1.0
             complete = state == optuna.trial.TrialState.COMPLETE and values is not None
-            self._done.append((point, sign * values[0] if complete and values is not None else math.nan))
+            self._done.append(
+                (point, sign * values[0] if complete and values is not None else math.nan)
+            )
             if len(self._done) >= self._search.population:
                 points, told = zip(*self._done, strict=True)
                 self._search.tell(np.array(points), told)
                 self._done, self._queue = [], []
 
-    def _restart(self, study: Any, complete: Sequence[Any], search_space: Mapping[str, Any]) -> None:
-        """Search in another space, from the best trial so far, or from the middle if there is no choice of them."""
+    def _restart(
+        self, study: Any, complete: Sequence[Any], search_space: Mapping[str, Any]
+    ) -> None:
+        """Search in another space, from the best trial so far, or from the middle if there is no
+        choice of them.
+        """
         self._axes = {name: Axis(distribution) for name, distribution in search_space.items()}
         sign = -1.0 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1.0
         known = [trial for trial in complete if all(name in trial.params for name in self._axes)]
         best = min(known, key=lambda trial: sign * trial.value).params if len(known) > 1 else None
         axes = self._axes.values()
-        start = [axis.middle if best is None else axis.encode(best[name]) for name, axis in self._axes.items()]
+        start = [
+            axis.middle if best is None else axis.encode(best[name])
+            for name, axis in self._axes.items()
+        ]
         self._search = Search(
             np.array(start),
             np.array([WIDTH * (axis.upper - axis.lower) for axis in axes]),
@@ -111,7 +140,9 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
 
 
 class Axis:
-    """One parameter as a coordinate: steps are integers, wide ranges logarithms, and categories numbered."""
+    """One parameter as a coordinate: steps are integers, wide ranges logarithms, and categories
+    numbered.
+    """
 
     def __init__(self, distribution: Any) -> None:
         """Read an optuna distribution."""
@@ -142,7 +173,11 @@ class Axis:
             return float(self.distribution.to_internal_repr(value))
         if self.distribution.log:
             return min(max(math.log(value), self.lower), self.upper)
-        return float(round((value - self.distribution.low) / self.distribution.step)) if self.whole else float(value)
+        return (
+            float(round((value - self.distribution.low) / self.distribution.step))
+            if self.whole
+            else float(value)
+        )
 
     def decode(self, u: float) -> Any:
         """Return the parameter's value at a coordinate."""

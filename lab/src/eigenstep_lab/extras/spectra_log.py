@@ -16,11 +16,10 @@ from .. import plotting as plots
 class Snapshot(NamedTuple):
     """One side of one parameter at one time.
 
-    Attributes:
-        eigenvalues: some of the eigenvalues of the side's factor, which has determinant one, evenly from the largest to
-            the smallest.
-        condition: largest eigenvalue divided by the smallest.
-        speed: Frobenius norm of the last rotation's generator, averaged over blocks; 0 is rest.
+    Attributes: eigenvalues: some of the eigenvalues of the side's factor, which has determinant
+        one, evenly from the largest to the smallest. condition: largest eigenvalue divided by the
+        smallest. speed: Frobenius norm of the last rotation's generator, averaged over blocks; 0 is
+        rest.
     """
 
     eigenvalues: list[float]
@@ -58,7 +57,9 @@ class SpectraLog:
         self.snapshots: dict[str, list[tuple[int, Snapshot]]] = {}
 
     def record(self, optimizer: Spectral) -> None:
-        """Take down the present state; numbers are read from the device once, so it is cheap enough for every step."""
+        """Take down the present state; numbers are read from the device once, so it is cheap enough
+        for every step.
+        """
         step = optimizer.param_groups[0]["count"]
         self.steps.append(step)
         rows = {
@@ -69,7 +70,9 @@ class SpectraLog:
         }
         numbers = torch.stack(list(rows.values())).tolist() if rows else []
         for name, (condition, speed, *eigenvalues) in zip(rows, numbers, strict=True):
-            self.snapshots.setdefault(name, []).append((step, Snapshot(eigenvalues, condition, speed)))
+            self.snapshots.setdefault(name, []).append(
+                (step, Snapshot(eigenvalues, condition, speed))
+            )
 
     def _row(self, found: dict[str, Tensor], axis: int) -> Tensor:
         eigs = found[f"eigenvalues_{axis}"].flatten().sort(descending=True).values
@@ -78,18 +81,24 @@ class SpectraLog:
         return torch.cat([numbers, eigs[places]]).double()
 
     def plot(self, path: str | Path, side: str | None = None) -> Path:
-        """Draw eigenvalues of one side at all times, condition numbers and speeds of all sides; needs matplotlib.
+        """Draw eigenvalues of one side at all times, condition numbers and speeds of all sides;
+        needs matplotlib.
 
-        Args:
-            path: where to write the picture; its ending decides the format.
-            side: whose eigenvalues to draw, a key of ``snapshots``; by default those with the largest condition number
-                at the end.
+        Args: path: where to write the picture; its ending decides the format. side: whose
+            eigenvalues to draw, a key of ``snapshots``; by default those with the largest condition
+            number at the end.
         """
         if not self.snapshots:
             raise ValueError("there is nothing to draw: no basis was recorded")
-        side = max(self.snapshots, key=lambda key: self.snapshots[key][-1][1].condition) if side is None else side
+        side = (
+            max(self.snapshots, key=lambda key: self.snapshots[key][-1][1].condition)
+            if side is None
+            else side
+        )
         if side not in self.snapshots:
-            raise ValueError(f"side must be one of {', '.join(map(repr, self.snapshots))}, got {side!r}")
+            raise ValueError(
+                f"side must be one of {', '.join(map(repr, self.snapshots))}, got {side!r}"
+            )
         drawn, ((spectra, conditions, speeds),) = plots.figure(columns=3)
         history = self.snapshots[side]
         for index, (step, snapshot) in enumerate(history):
@@ -97,7 +106,12 @@ class SpectraLog:
             color = plots.shade(index / max(1, len(history) - 1))
             ranks = torch.linspace(0, 1, len(snapshot.eigenvalues)).tolist()
             spectra.plot(ranks, snapshot.eigenvalues, color=color, label=label)
-        spectra.set(title=side, xlabel="rank, from the largest to the smallest", ylabel="eigenvalue", yscale="log")
+        spectra.set(
+            title=side,
+            xlabel="rank, from the largest to the smallest",
+            ylabel="eigenvalue",
+            yscale="log",
+        )
         spectra.legend(fontsize=8)
         for name, records in self.snapshots.items():
             steps = [step for step, _ in records]

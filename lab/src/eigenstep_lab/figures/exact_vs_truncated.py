@@ -1,15 +1,17 @@
 """The exact Cayley map against its truncation, while training a small vision transformer.
 
-The Cayley map needs a matrix inverse; its truncation, (I + N)² (I + N²)(I + N⁴), needs products only. Both train the
-same network from the same weights with the same hyperparameters (p = 2, rotations normalized to a constant norm), as in
-the paper; nothing but the Cayley map is switched. Ours is shown with both maps, too, and with its default, a quadratic
-map mended by a Newton–Schulz step.
+The Cayley map needs a matrix inverse; its truncation, (I + N)² (I + N²)(I + N⁴), needs products
+only. Both train the same network from the same weights with the same hyperparameters (p = 2,
+rotations normalized to a constant norm), as in the paper; nothing but the Cayley map is switched.
+Ours is shown with both maps, too, and with its default, a quadratic map mended by a Newton–Schulz
+step.
 
-The time per step is CPU time in the optimizer, on one thread. The claim that the exact map is much slower does not hold
-on a CPU: a linear solve takes a third of the operations of the products it replaces, and both maps are a small part of
-a step. Wider networks do not change that: the second table times both maps by themselves, and whole steps for one
-square matrix, for growing sides. The last table counts what decides on a GPU: how many operations are matrix products,
-which run at full speed and in half precision, and how many steps have to wait for the one before.
+The time per step is CPU time in the optimizer, on one thread. The claim that the exact map is much
+slower does not hold on a CPU: a linear solve takes a third of the operations of the products it
+replaces, and both maps are a small part of a step. Wider networks do not change that: the second
+table times both maps by themselves, and whole steps for one square matrix, for growing sides. The
+last table counts what decides on a GPU: how many operations are matrix products, which run at full
+speed and in half precision, and how many steps have to wait for the one before.
 """
 
 from __future__ import annotations
@@ -61,12 +63,19 @@ SCHEMES = {
 }
 
 
-def run(settings: Settings, *, seed: int, device: torch.device, trainings: Path | None = None) -> Result:
+def run(
+    settings: Settings, *, seed: int, device: torch.device, trainings: Path | None = None
+) -> Result:
     """Train with both maps, and time them."""
     task = load_task(settings.task, device)
     lrs = dict.fromkeys(SCHEMES, (settings.lr,))
     _, records = train_all(
-        task, SCHEMES, lrs, steps=settings.steps, seeds=range(seed, seed + settings.seeds), trainings=trainings
+        task,
+        SCHEMES,
+        lrs,
+        steps=settings.steps,
+        seeds=range(seed, seed + settings.seeds),
+        trainings=trainings,
     )
     verdicts = []
     for ours in ("paper", "ours"):
@@ -76,11 +85,20 @@ def run(settings: Settings, *, seed: int, device: torch.device, trainings: Path 
         claim = "Both maps work equally well in terms of iterations."
         verdicts.append(Verdict(claim, ours, quantity, max(ratio, 1 / ratio), limit=1.05))
         claim = "The exact Cayley map is much slower, because it uses matrix inversion."
-        quantity = "optimizer time per step with the exact map, divided by that with the truncated one"
+        quantity = (
+            "optimizer time per step with the exact map, divided by that with the truncated one"
+        )
         slower = step_ms(exact) / step_ms(truncated)
-        verdicts.append(Verdict(claim, ours, quantity, slower, limit=1.5, at_least=True, timed=True))
+        verdicts.append(
+            Verdict(claim, ours, quantity, slower, limit=1.5, at_least=True, timed=True)
+        )
     rows = [
-        (name, f"{mean_loss(runs):.4f}", f"{step_ms(runs):.1f}", f"{step_ms(runs, 'total_seconds'):.1f}")
+        (
+            name,
+            f"{mean_loss(runs):.4f}",
+            f"{step_ms(runs):.1f}",
+            f"{step_ms(runs, 'total_seconds'):.1f}",
+        )
         for name, runs in records.items()
     ]
     columns = ("scheme", "held-out loss", "optimizer ms per step", "whole ms per step")
@@ -101,7 +119,9 @@ def _map_times(sides: tuple[int, ...], seed: int, device: torch.device) -> Table
     columns = ["side"]
     for what in ("map", "whole step"):
         columns += [f"{what}, exact, ms", f"{what}, truncated, ms", f"{what}, exact / truncated"]
-    return Table("Times by the side of a matrix, float32, least of seven", columns, rows, timed=True)
+    return Table(
+        "Times by the side of a matrix, float32, least of seven", columns, rows, timed=True
+    )
 
 
 def _stepper(gradient: Tensor, map_: Orthogonal | str) -> Callable[[], Tensor]:
@@ -120,9 +140,9 @@ def _stepper(gradient: Tensor, map_: Orthogonal | str) -> Callable[[], Tensor]:
 def operations(sides: tuple[int, ...]) -> Table:
     """Count what the maps consist of, for one matrix of each size.
 
-    An LU decomposition takes 2/3 n³ operations, and both triangular solves for n columns 2 n³; each of their n columns
-    has to wait for the one before. The truncated map is four products of 2 n³, which wait for each other, but within
-    which nothing waits.
+    An LU decomposition takes 2/3 n³ operations, and both triangular solves for n columns 2 n³; each
+    of their n columns has to wait for the one before. The truncated map is four products of 2 n³,
+    which wait for each other, but within which nothing waits.
     """
     rows = [
         (
@@ -137,13 +157,19 @@ def operations(sides: tuple[int, ...]) -> Table:
         for n in sides
     ]
     columns = ["side"]
-    for what in ("million operations", "of these in products, which half precision speeds up", "steps in sequence"):
+    for what in (
+        "million operations",
+        "of these in products, which half precision speeds up",
+        "steps in sequence",
+    ):
         columns += [f"{what}, {name}" for name in ("exact", "truncated")]
     return Table("What decides on a GPU", columns, rows)
 
 
 def _milliseconds(function: Callable[[], Tensor]) -> float:
-    """Return the least time of a call, for other programs only lengthen it; reading a number waits for the device."""
+    """Return the least time of a call, for other programs only lengthen it; reading a number waits
+    for the device.
+    """
     clock = time.process_time if function().device.type == "cpu" else time.perf_counter
     times = []
     for _ in range(7):

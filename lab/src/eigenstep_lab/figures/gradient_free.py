@@ -1,19 +1,22 @@
 """Gradient-free optimization by natural evolution strategies, on the paper's five test functions.
 
-A Gaussian with mean μ and inverse covariance S is sampled, and learns from the order of the function values alone: the
-curvature of S is the REINFORCE estimate with rank-based utilities u, Σ u (S δ δᵀ S − S) with deviations δ = w − μ, with
-γ = 0 and root p = 1, so that μ ← μ + Σ u δ. All schemes use the same learning rate (xNES's own), the same population
-(twice its default) and the same random numbers, and start at distance 3 from the minimum with standard deviation 1.
-The paper spares evaluations by techniques of the works that it cites, without saying which. Rows "mixed" use
-importance mixing: samples of the generation before are kept where the distribution still has them, at least a tenth is
-new, and only new ones are evaluated and counted. It spares more than half of the evaluations, but makes searches on the
-most rugged function fail. Rows "DX" use the rules of DX-NES (Fukushima et al., 2011): mirrored samples, which weigh
-more if they are far while the search moves, and learning rates that depend on its phase; "xNES, DX" is DX-NES itself.
+A Gaussian with mean μ and inverse covariance S is sampled, and learns from the order of the
+function values alone: the curvature of S is the REINFORCE estimate with rank-based utilities u, Σ u
+(S δ δᵀ S − S) with deviations δ = w − μ, with γ = 0 and root p = 1, so that μ ← μ + Σ u δ. All
+schemes use the same learning rate (xNES's own), the same population (twice its default) and the
+same random numbers, and start at distance 3 from the minimum with standard deviation 1. The paper
+spares evaluations by techniques of the works that it cites, without saying which. Rows "mixed" use
+importance mixing: samples of the generation before are kept where the distribution still has them,
+at least a tenth is new, and only new ones are evaluated and counted. It spares more than half of
+the evaluations, but makes searches on the most rugged function fail. Rows "DX" use the rules of
+DX-NES (Fukushima et al., 2011): mirrored samples, which weigh more if they are far while the search
+moves, and learning rates that depend on its phase; "xNES, DX" is DX-NES itself.
 
-Baselines: plain NES (Wierstra et al., 2008) learns the covariance itself; xNES (Glasmachers et al., 2010) learns a root
-A of it by A ← A Expm(η/2 M); Cholesky NES (Lin et al., 2021) learns a triangular factor of S. The paper's scheme is the
-core's update with exact maps; ours replaces its rotation by pairwise Jacobi angles, which need no threshold for equal
-eigenvalues. Shown is ℓ(μ), against evaluations.
+Baselines: plain NES (Wierstra et al., 2008) learns the covariance itself; xNES (Glasmachers et al.,
+2010) learns a root A of it by A ← A Expm(η/2 M); Cholesky NES (Lin et al., 2021) learns a
+triangular factor of S. The paper's scheme is the core's update with exact maps; ours replaces its
+rotation by pairwise Jacobi angles, which need no threshold for equal eigenvalues. Shown is ℓ(μ),
+against evaluations.
 """
 
 from __future__ import annotations
@@ -98,17 +101,25 @@ class SpectralNES:
         """Return the logarithm of the product of ``d^(-1/2)``."""
         return -self.precision.eigs.log().sum(-1) / 2
 
-    def update(self, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None) -> SpectralNES:
+    def update(
+        self, z: Tensor, utilities: Tensor, *, lr: Rate, lr_size: Rate | None = None
+    ) -> SpectralNES:
         """Return the distribution after one step; see ``eigenstep_lab.baselines.nes.NES``."""
         deviation = self._deviation(z)
         mean = self.mean + (utilities[..., None] * deviation).sum(0)
-        # Losses are negative utilities, of which `reinforce` takes the mean; rates may differ between searches.
+        # Losses are negative utilities, of which `reinforce` takes the mean; rates may differ
+        # between searches.
         curvature = reinforce(self.precision, deviation, -len(z) * lr * utilities)
         size = (utilities * (z.square().mean(-1) - 1)).sum(0)
         extra = 0.0 if lr_size is None else (lr_size - lr) * size
         curvature = replace(curvature, shift=curvature.shift - extra)
         precision = update(
-            self.precision, curvature, lr=1.0, decay=0.0, rotation=self.rotation, reorthonormalized=self.mended
+            self.precision,
+            curvature,
+            lr=1.0,
+            decay=0.0,
+            rotation=self.rotation,
+            reorthonormalized=self.mended,
         )
         assert isinstance(precision, Full)
         return replace(self, mean=mean, precision=precision)
@@ -118,7 +129,9 @@ class SpectralNES:
 
 
 def strategies(mean: Tensor) -> dict[str, NES]:
-    """Return all schemes at their start: one search for each mean, with the identity as covariance."""
+    """Return all schemes at their start: one search for each mean, with the identity as
+    covariance.
+    """
     seeds, d = mean.shape
     identity = torch.eye(d, dtype=mean.dtype, device=mean.device).expand(seeds, d, d)
     precision = Full.identity(d, (seeds,), dtype=mean.dtype, device=mean.device)
@@ -135,13 +148,18 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
     """Search with all schemes on all functions."""
     panels = []
     hits: dict[str, dict[str, Tensor]] = {}
-    names = [*strategies(torch.zeros(1, 2)), *(f"{name}, {how}" for how in (MIXED, DISTANCE) for name in SPARING)]
+    names = [
+        *strategies(torch.zeros(1, 2)),
+        *(f"{name}, {how}" for how in (MIXED, DISTANCE) for name in SPARING),
+    ]
     jobs = [(function, name) for function in FUNCTIONS for name in names]
     curves: dict[str, dict[str, Curve]] = {function: {} for function in FUNCTIONS}
     for function, name in track(jobs, "Searching"):
         start = _start(FUNCTIONS[function], settings, seed).to(device)
         scheme, _, technique = name.partition(", ")
-        curve, hit = search(strategies(start)[scheme], FUNCTIONS[function], settings, seed, technique)
+        curve, hit = search(
+            strategies(start)[scheme], FUNCTIONS[function], settings, seed, technique
+        )
         curves[function][name] = curve
         hits.setdefault(function, {})[name] = hit
     for function, drawn in curves.items():
@@ -159,11 +177,17 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
 
 def _start(function: Function, settings: Settings, seed: int) -> Tensor:
     generator = Generator().manual_seed(seed)
-    direction = torch.randn(settings.seeds, settings.dimension, generator=generator, dtype=torch.float64)
-    return function.coordinate + 3 * direction / torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+    direction = torch.randn(
+        settings.seeds, settings.dimension, generator=generator, dtype=torch.float64
+    )
+    return function.coordinate + 3 * direction / torch.linalg.vector_norm(
+        direction, dim=-1, keepdim=True
+    )
 
 
-def search(strategy: NES, function: Function, settings: Settings, seed: int, technique: str) -> tuple[Curve, Tensor]:
+def search(
+    strategy: NES, function: Function, settings: Settings, seed: int, technique: str
+) -> tuple[Curve, Tensor]:
     """Search until all seeds have reached the target, or it is clear that the others will not.
 
     Args:
@@ -173,25 +197,32 @@ def search(strategy: NES, function: Function, settings: Settings, seed: int, tec
         seed: decides the samples.
         technique: MIXED, DISTANCE, or "" for none.
 
-    Returns:
-        The curve of ℓ(μ), and for each seed the evaluations until the target, infinite if it was not reached.
+    Returns: The curve of ℓ(μ), and for each seed the evaluations until the target, infinite if it
+        was not reached.
     """
     generator = Generator().manual_seed(seed + 1)
     half = (default_population(settings.dimension), settings.seeds, settings.dimension)
     refresh = settings.refresh if technique == MIXED else 1.0
-    rule: Rule = DistanceRates(torch.zeros_like(strategy.mean)) if technique == DISTANCE else FixedRates()
+    rule: Rule = (
+        DistanceRates(torch.zeros_like(strategy.mean)) if technique == DISTANCE else FixedRates()
+    )
     hit = torch.full((settings.seeds,), math.inf, dtype=torch.float64)
     at, values = [0.0], [function(strategy.mean).cpu()]
 
     def normal() -> Tensor:
-        z = torch.randn((2, *half), generator=generator, dtype=torch.float64).to(strategy.mean.device)
+        z = torch.randn((2, *half), generator=generator, dtype=torch.float64).to(
+            strategy.mean.device
+        )
         return torch.cat((z[0], -z[0] if technique == DISTANCE else z[1]))
 
     samples, evaluations = Population.first(strategy, normal), torch.zeros_like(hit)
     for generation in range(1, settings.generations + 1):
-        # Searches far below the target, or stuck, stay where they are: samples as near as rounding say nothing.
+        # Searches far below the target, or stuck, stay where they are: samples as near as rounding
+        # say nothing.
         width = (strategy.log_volume() / settings.dimension).exp()
-        going = (function(strategy.mean) >= FLOOR * settings.target) & (width > 1e-10 * strategy.mean.abs().amax(-1))
+        going = (function(strategy.mean) >= FLOOR * settings.target) & (
+            width > 1e-10 * strategy.mean.abs().amax(-1)
+        )
         z = strategy.whiten(samples.points)
         rule, step = rule.next(z, function(samples.points))
         strategy = strategy.update(z, going * step.utilities, lr=step.lr, lr_size=step.lr_size)
@@ -216,13 +247,17 @@ def _median(hit: Tensor) -> float:
 def _as_fast(name: str, function: str, hits: dict[str, Tensor]) -> Verdict:
     rivals = [_median(hits[rival]) for rival in ("xNES", "Cholesky NES")]
     ratio = _median(hits[name]) / (sum(rivals) / len(rivals))
-    quantity = f"{function}: median evaluations to the target, divided by the mean of both baselines'"
+    quantity = (
+        f"{function}: median evaluations to the target, divided by the mean of both baselines'"
+    )
     return Verdict(CLAIM, name, quantity, ratio, limit=1.15)
 
 
 def _as_reliable(name: str, hits: Sequence[dict[str, Tensor]], settings: Settings) -> Verdict:
     def share(scheme: str) -> float:
-        return sum(float(found[scheme].isfinite().sum()) for found in hits) / (settings.seeds * len(hits))
+        return sum(float(found[scheme].isfinite().sum()) for found in hits) / (
+            settings.seeds * len(hits)
+        )
 
     difference = share(name) - max(share("xNES"), share("Cholesky NES"))
     quantity = "share of successful searches, minus that of the better baseline"
@@ -233,7 +268,10 @@ def _table(hits: dict[str, dict[str, Tensor]], settings: Settings) -> Table:
     names = list(next(iter(hits.values())))
     rows = []
     for function, found in hits.items():
-        cells = [f"{_median(found[n]):.0f} ({int(found[n].isfinite().sum())}/{settings.seeds})" for n in names]
+        cells = [
+            f"{_median(found[n]):.0f} ({int(found[n].isfinite().sum())}/{settings.seeds})"
+            for n in names
+        ]
         rows.append([function, FUNCTIONS[function].summary, *cells])
     title = f"Median evaluations until ℓ(μ) < {settings.target:g} (successful searches)"
     return Table(title, ["function", "what makes it hard", *names], rows)

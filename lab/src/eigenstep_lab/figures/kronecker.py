@@ -1,20 +1,23 @@
 """Learning a Kronecker product from gradient outer products, against structured baselines.
 
-A matrix S = α S₁ ⊗ S₂ with a 9 × 9 and an 11 × 11 factor learns from gradients g ~ N(0, Σ), with a constant step size β
-and γ = 1. Σ is a 99 × 99 matrix that is no Kronecker product, so that no scheme can reach it, and what counts is
-whether all come equally close. The paper speaks of an "unstructured fixed point": in the first family Σ is a random
-matrix without structure. In the second, 70 % of its trace belong to a Kronecker product and 30 % to such a matrix, so
-that there is something to find. The default scheme learns the whole 99 × 99 matrix. All schemes start at the same
+A matrix S = α S₁ ⊗ S₂ with a 9 × 9 and an 11 × 11 factor learns from gradients g ~ N(0, Σ), with a
+constant step size β and γ = 1. Σ is a 99 × 99 matrix that is no Kronecker product, so that no
+scheme can reach it, and what counts is whether all come equally close. The paper speaks of an
+"unstructured fixed point": in the first family Σ is a random matrix without structure. In the
+second, 70 % of its trace belong to a Kronecker product and 30 % to such a matrix, so that there is
+something to find. The default scheme learns the whole 99 × 99 matrix. All schemes start at the same
 Kronecker product; the paper's does not mend its bases.
 
-Baselines: the projection of the default step onto the nearest Kronecker product (Van Loan and Pitsianis, 1993), which
-needs the whole matrix; the structured Cholesky scheme of Lin et al. (2024), C ← C Expm(−β/2 (Cᵀ G K Kᵀ Gᵀ C / m − γ I))
-and likewise for K, exact and truncated; and averages of each factor, decomposed at every step (KL-Shampoo).
+Baselines: the projection of the default step onto the nearest Kronecker product (Van Loan and
+Pitsianis, 1993), which needs the whole matrix; the structured Cholesky scheme of Lin et al. (2024),
+C ← C Expm(−β/2 (Cᵀ G K Kᵀ Gᵀ C / m − γ I)) and likewise for K, exact and truncated; and averages of
+each factor, decomposed at every step (KL-Shampoo).
 
-The projection seeks another matrix than all schemes that learn factors: the Kronecker product nearest to Σ in the
-Frobenius norm, which is one of the two distances shown, where theirs is the likeliest one, nearest in the
-Kullback–Leibler divergence. The last table compares these two matrices themselves, learned by no scheme, for more and
-less structure in Σ: that is how far the verdicts against the projection can go.
+The projection seeks another matrix than all schemes that learn factors: the Kronecker product
+nearest to Σ in the Frobenius norm, which is one of the two distances shown, where theirs is the
+likeliest one, nearest in the Kullback–Leibler divergence. The last table compares these two
+matrices themselves, learned by no scheme, for more and less structure in Σ: that is how far the
+verdicts against the projection can go.
 """
 
 from __future__ import annotations
@@ -56,18 +59,28 @@ SHARES = (0.0, 0.3, 0.5, 0.7, 0.9)
 
 
 def schemes(factors: list[Tensor], lr: float, gap: float) -> dict[str, Scheme]:
-    """Return all schemes but the default one, at the Kronecker product of factors of shape seeds × n × n."""
+    """Return all schemes but the default one, at the Kronecker product of factors of shape seeds ×
+    n × n.
+    """
     ones = torch.ones(len(factors[0]), dtype=factors[0].dtype, device=factors[0].device)
     spectral = Kronecker(ones, tuple(Full.from_dense(factor) for factor in factors)).normalized()
     inverse_free = Cholesky.from_dense(*factors)
-    paper = partial(update, lr=lr, rotation=partial(moore_penrose, gap=gap), reorthonormalized=False)
+    paper = partial(
+        update, lr=lr, rotation=partial(moore_penrose, gap=gap), reorthonormalized=False
+    )
     return {
         "paper, exact maps": Scheme(spectral, paper),
-        "paper, truncated maps": Scheme(spectral, partial(paper, orthogonal=truncated_cayley, positive=truncated_exp)),
-        "ours": Scheme(spectral.with_residual(), partial(update, lr=lr, positive=truncated_exp, rayleigh=True)),
+        "paper, truncated maps": Scheme(
+            spectral, partial(paper, orthogonal=truncated_cayley, positive=truncated_exp)
+        ),
+        "ours": Scheme(
+            spectral.with_residual(), partial(update, lr=lr, positive=truncated_exp, rayleigh=True)
+        ),
         "projection": Scheme(spectral, partial(van_loan.update, lr=lr)),
         "Cholesky": Scheme(inverse_free, partial(cholesky.update, lr=lr)),
-        "Cholesky, truncated": Scheme(inverse_free, partial(cholesky.update, lr=lr, truncated=True)),
+        "Cholesky, truncated": Scheme(
+            inverse_free, partial(cholesky.update, lr=lr, truncated=True)
+        ),
         "eigendecomposition": Scheme(spectral, partial(eigen.update, lr=lr)),
     }
 
@@ -77,29 +90,46 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
     generator = Generator().manual_seed(seed)
 
     def product(condition: float) -> tuple[Tensor, list[Tensor]]:
-        factors = [random_covariances(n, settings.seeds, condition, generator).to(device) for n in settings.sizes]
+        factors = [
+            random_covariances(n, settings.seeds, condition, generator).to(device)
+            for n in settings.sizes
+        ]
         return Cholesky.from_dense(*factors).dense(), factors
 
     structured, _ = product(30)
-    unstructured = random_covariances(math.prod(settings.sizes), settings.seeds, 1000, generator).to(device)
+    unstructured = random_covariances(
+        math.prod(settings.sizes), settings.seeds, 1000, generator
+    ).to(device)
     start, factors = product(3)
-    families = {"no structure": unstructured, "70 % structure": 0.7 * structured + 0.3 * unstructured}
+    families = {
+        "no structure": unstructured,
+        "70 % structure": 0.7 * structured + 0.3 * unstructured,
+    }
     panels: list[Panel] = []
     tables, verdicts = [], []
     for family, covariance in families.items():
-        found = match(schemes(factors, settings.lr, settings.gap), start, covariance, settings, generator)
+        found = match(
+            schemes(factors, settings.lr, settings.gap), start, covariance, settings, generator
+        )
         found = tuple(replace(panel, title=f"{panel.title}, {family}") for panel in found)
         panels += found
         tables.append(final_distances(found, f"Σ with {family}"))
         verdicts += _verdicts(found, family)
-    tables.append(sought({share: share * structured + (1 - share) * unstructured for share in SHARES}, settings.sizes))
+    tables.append(
+        sought(
+            {share: share * structured + (1 - share) * unstructured for share in SHARES},
+            settings.sizes,
+        )
+    )
     return Result(panels, verdicts, tables)
 
 
 def likeliest(covariance: Tensor, sizes: tuple[int, ...]) -> Kronecker:
-    """Return the Kronecker product under which Gaussian gradients with this covariance are likeliest.
+    """Return the Kronecker product under which Gaussian gradients with this covariance are
+    likeliest.
 
-    That is where learning factors comes to rest: here by averaging with Σ itself, without noise and in large steps.
+    That is where learning factors comes to rest: here by averaging with Σ itself, without noise and
+    in large steps.
     """
     found = van_loan.nearest_kronecker(covariance, sizes)
     for _ in range(80):
@@ -108,9 +138,15 @@ def likeliest(covariance: Tensor, sizes: tuple[int, ...]) -> Kronecker:
 
 
 def divergence(estimate: Tensor, truth: Tensor) -> Tensor:
-    """Return the Kullback–Leibler divergence of centered Gaussians, of the truth from the estimate, ``(*batch,)``."""
+    """Return the Kullback–Leibler divergence of centered Gaussians, of the truth from the estimate,
+    ``(*batch,)``.
+    """
     ratio = torch.linalg.solve(estimate, truth)
-    return (torch.diagonal(ratio, dim1=-2, dim2=-1).sum(-1) - len(truth[0]) - torch.linalg.slogdet(ratio).logabsdet) / 2
+    return (
+        torch.diagonal(ratio, dim1=-2, dim2=-1).sum(-1)
+        - len(truth[0])
+        - torch.linalg.slogdet(ratio).logabsdet
+    ) / 2
 
 
 def sought(covariances: dict[float, Tensor], sizes: tuple[int, ...]) -> Table:
@@ -120,16 +156,27 @@ def sought(covariances: dict[float, Tensor], sizes: tuple[int, ...]) -> Table:
     for share, covariance in covariances.items():
         nearest = van_loan.nearest_kronecker(covariance, sizes).dense()
         found = likeliest(covariance, sizes).dense()
-        ratios = [distance(found, covariance) / distance(nearest, covariance) for distance in distances.values()]
-        rows.append([f"{share:.0%}", *(f"{float(ratio.log().mean().exp()):.3g}" for ratio in ratios)])
-    title = "Distance to Σ of the likeliest Kronecker product, divided by that of the projection of Σ, geometric means"
+        ratios = [
+            distance(found, covariance) / distance(nearest, covariance)
+            for distance in distances.values()
+        ]
+        rows.append(
+            [f"{share:.0%}", *(f"{float(ratio.log().mean().exp()):.3g}" for ratio in ratios)]
+        )
+    title = (
+        "Distance to Σ of the likeliest Kronecker product, divided by that of the projection "
+        "of Σ, geometric means"
+    )
     return Table(title, ["structure in Σ", *distances], rows)
 
 
 def _verdicts(panels: Sequence[Panel], family: str) -> list[Verdict]:
     as_fast = "It converges as fast as {}."
     as_close = "It matches the unstructured iterates of the default scheme as closely as {}."
-    rivals = {"projection": "the impractical projection", "Cholesky": "the structured Cholesky scheme"}
+    rivals = {
+        "projection": "the impractical projection",
+        "Cholesky": "the structured Cholesky scheme",
+    }
     return [
         compare(name, rival, panels, f"{title}, {family}", claim.format(text), limit=1.1)
         for name in ("paper, exact maps", "paper, truncated maps", "ours")

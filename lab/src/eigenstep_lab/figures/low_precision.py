@@ -1,22 +1,24 @@
-"""Training vision transformers with weights in bfloat16, against AdamW, SOAP and Muon, with roots p = 1, 2 and 4.
+"""Training vision transformers with weights in bfloat16, against AdamW, SOAP and Muon, with roots p
+= 1, 2 and 4.
 
-Small versions of the paper's experiment: a vision transformer with two blocks of width 64 on Fashion-MNIST, and a
-hierarchical one (Hiera) whose width grows from 16 to 64 on CIFAR-10. Weights and gradients are bfloat16, and so are the
-states of all optimizers but SOAP, which cannot decompose matrices in half precision; products are computed in float32,
-as accelerators accumulate them. Each scheme chooses its learning rate with a seed of its own, from a grid that is
-extended until the best one is not at its edge, then trains with other seeds. The paper clips preconditioned gradients,
-and so does its scheme here, with every root. Rows "grafted" give steps the size of Adam's instead; ours does so with
-p = 1 and p = 4, whose steps have other sizes. Rows that no verdict is about are in the first task's table only; quick
-runs leave them out.
+Small versions of the paper's experiment: a vision transformer with two blocks of width 64 on
+Fashion-MNIST, and a hierarchical one (Hiera) whose width grows from 16 to 64 on CIFAR-10. Weights
+and gradients are bfloat16, and so are the states of all optimizers but SOAP, which cannot decompose
+matrices in half precision; products are computed in float32, as accelerators accumulate them. Each
+scheme chooses its learning rate with a seed of its own, from a grid that is extended until the best
+one is not at its edge, then trains with other seeds. The paper clips preconditioned gradients, and
+so does its scheme here, with every root. Rows "grafted" give steps the size of Adam's instead; ours
+does so with p = 1 and p = 4, whose steps have other sizes. Rows that no verdict is about are in the
+first task's table only; quick runs leave them out.
 
-All update their preconditioners every two iterations, ours at each of the first 100. For the paper's scheme that can
-mean the bases alone, as chosen here, or eigenvalues and scale as well: the row "all every 2". The paper normalizes
-rotations to a constant norm β̄₂/2, which it searches with all else in 80 runs; here it is 1.9/2, and the row "β̄ = 0.5"
-shows a shorter one.
+All update their preconditioners every two iterations, ours at each of the first 100. For the
+paper's scheme that can mean the bases alone, as chosen here, or eigenvalues and scale as well: the
+row "all every 2". The paper normalizes rotations to a constant norm β̄₂/2, which it searches with
+all else in 80 runs; here it is 1.9/2, and the row "β̄ = 0.5" shows a shorter one.
 
-The paper trains models of 85.6 and 50.7 million parameters on ImageNet-like pictures for 210 epochs; its protocol can
-be run with `eigenstep train` and `eigenstep tune`. Times are CPU seconds on one thread: what they say about speed holds
-for CPUs only, where bfloat16 gains nothing.
+The paper trains models of 85.6 and 50.7 million parameters on ImageNet-like pictures for 210
+epochs; its protocol can be run with `eigenstep train` and `eigenstep tune`. Times are CPU seconds
+on one thread: what they say about speed holds for CPUs only, where bfloat16 gains nothing.
 """
 
 from __future__ import annotations
@@ -41,13 +43,11 @@ ROOTS = (1, 2, 4)
 class Settings:
     """Numbers of the experiment.
 
-    Attributes:
-        tasks: What is trained.
-        steps: Length of a run.
-        seeds: Number of runs of each scheme that verdicts are about.
-        seeds_beside: Number of runs of each of the others, which show what choices do; with none they are left out.
-        tuning_steps: Length of the runs that choose learning rates.
-        lrs: Learning rates to choose from, in equal ratios; more are tried if the best is the first or the last.
+    Attributes: tasks: What is trained. steps: Length of a run. seeds: Number of runs of each scheme
+        that verdicts are about. seeds_beside: Number of runs of each of the others, which show what
+        choices do; with none they are left out. tuning_steps: Length of the runs that choose
+        learning rates. lrs: Learning rates to choose from, in equal ratios; more are tried if the
+        best is the first or the last.
     """
 
     tasks: tuple[str, ...]
@@ -64,7 +64,9 @@ FULL = Settings(TASKS, steps=1000, seeds=2, seeds_beside=2, tuning_steps=250, lr
 
 
 def _spectral(optimizer: str, root: int, **options: Any) -> Scheme:
-    return Scheme(optimizer, {"root": float(root), "basis_dtype": BF16, "state_dtype": BF16, **options}, BF16)
+    return Scheme(
+        optimizer, {"root": float(root), "basis_dtype": BF16, "state_dtype": BF16, **options}, BF16
+    )
 
 
 def _paper(root: int, **options: Any) -> Scheme:
@@ -76,7 +78,8 @@ BASIS_RATE = 1.9
 GRAFTED = {"grafting": "adam"}
 OTHER_ROOTS = (1, 4)
 SCHEMES = {
-    # Those whose times are compared come one after the other, for other programs may slow down all of them.
+    # Those whose times are compared come one after the other, for other programs may slow down all
+    # of them.
     "paper, p = 2": _paper(2),
     "SOAP": Scheme("soap", {}, BF16),
     "ours, p = 2": _spectral("spectral", 2),
@@ -98,7 +101,9 @@ REFERENCES = {
 """The schemes with p = 2 in float32, to see what half precision costs."""
 
 
-def run(settings: Settings, *, seed: int, device: torch.device, trainings: Path | None = None) -> Result:
+def run(
+    settings: Settings, *, seed: int, device: torch.device, trainings: Path | None = None
+) -> Result:
     """Train with all schemes on all tasks."""
     panels: list[Panel] = []
     verdicts: list[Verdict] = []
@@ -111,18 +116,24 @@ def run(settings: Settings, *, seed: int, device: torch.device, trainings: Path 
         for schemes, runs in ((SCHEMES, settings.seeds), (BESIDE, settings.seeds_beside)):
             if runs and (schemes is SCHEMES or name == TASKS[0]):
                 lrs = dict.fromkeys(schemes, settings.lrs)
-                found = make(schemes, lrs, seeds=range(seed, seed + runs), tuning_steps=settings.tuning_steps)
+                found = make(
+                    schemes, lrs, seeds=range(seed, seed + runs), tuning_steps=settings.tuning_steps
+                )
                 chosen, records = {**chosen, **found[0]}, {**records, **found[1]}
         same = {family: [chosen[f"{family}, p = 2"]] for family in REFERENCES}
         _, wide = make(REFERENCES, same, seeds=range(seed, seed + settings.seeds))
         panels += loss_panels(task, {name: records[name] for name in SCHEMES})
         for family, reference in wide.items():
             verdicts += _verdicts(family, task.name, records, reference)
-        tables.append(_table(task.name, chosen, {**records, **{f"{k}, float32": v for k, v in wide.items()}}))
+        tables.append(
+            _table(task.name, chosen, {**records, **{f"{k}, float32": v for k, v in wide.items()}})
+        )
     return Result(panels, verdicts, tables)
 
 
-def _verdicts(family: str, task: str, records: dict[str, list[Record]], reference: Sequence[Record]) -> list[Verdict]:
+def _verdicts(
+    family: str, task: str, records: dict[str, list[Record]], reference: Sequence[Record]
+) -> list[Verdict]:
     losses = {root: mean_loss(records[f"{family}, p = {root}"]) for root in ROOTS}
     best = min(losses, key=losses.__getitem__)
     noise = max(spread(records[f"{family}, p = {root}"]) for root in ROOTS)
@@ -155,7 +166,8 @@ def _verdicts(family: str, task: str, records: dict[str, list[Record]], referenc
         Verdict(
             "A different root can affect the performance.",
             family,
-            f"{task}: difference of the held-out losses with the worst and the best root, in standard deviations",
+            f"{task}: difference of the held-out losses with the worst and the best root, in "
+            "standard deviations",
             (max(losses.values()) - losses[best]) / max(noise, 1e-12),
             limit=2,
             at_least=True,
@@ -183,5 +195,12 @@ def _table(task: str, chosen: dict[str, float], records: dict[str, list[Record]]
         )
         for name, runs in sorted(records.items(), key=lambda item: mean_loss(item[1]))
     ]
-    columns = ("scheme", "learning rate", "held-out loss", "error", "optimizer ms per step", "whole ms per step")
+    columns = (
+        "scheme",
+        "learning rate",
+        "held-out loss",
+        "error",
+        "optimizer ms per step",
+        "whole ms per step",
+    )
     return Table(f"{task}, after training", columns, rows, timed=True)

@@ -1,8 +1,9 @@
 """What the full-matrix and the Kronecker figure share: how closely schemes follow the default one.
 
-All schemes see the same gradients and start at the same matrix. The default scheme, ``S <- (1 - beta) S + beta g g^T``
-as a whole matrix, is the truth of "iterate matching"; its fixed point, the covariance of the gradients, is the truth
-of "fixed-point matching". Seeds are a batch: all of them are learned in one call.
+All schemes see the same gradients and start at the same matrix. The default scheme, ``S <- (1 -
+beta) S + beta g g^T`` as a whole matrix, is the truth of "iterate matching"; its fixed point, the
+covariance of the gradients, is the truth of "fixed-point matching". Seeds are a batch: all of them
+are learned in one call.
 """
 
 from __future__ import annotations
@@ -30,13 +31,10 @@ Step = Callable[[Any, OuterProducts], Any]
 class Settings:
     """Numbers of an experiment.
 
-    Attributes:
-        sizes: Shape of a gradient; the matrix has as many rows as a gradient has entries.
-        seeds: How many random problems.
-        steps: How many gradients.
-        lr: The paper's beta-2.
-        gap: In the paper's scheme, eigenvalues count as equal if they differ by at most this fraction of the larger.
-        points: How many times the distances are measured.
+    Attributes: sizes: Shape of a gradient; the matrix has as many rows as a gradient has entries.
+        seeds: How many random problems. steps: How many gradients. lr: The paper's beta-2. gap: In
+        the paper's scheme, eigenvalues count as equal if they differ by at most this fraction of
+        the larger. points: How many times the distances are measured.
     """
 
     sizes: tuple[int, ...]
@@ -66,7 +64,8 @@ def frobenius(estimate: Tensor, truth: Tensor) -> Tensor:
 
 
 def wasserstein(estimate: Tensor, truth: Tensor) -> Tensor:
-    """Return the Wasserstein-2 distance of centered Gaussians with these covariances, relative to ``(tr B)^(1/2)``.
+    """Return the Wasserstein-2 distance of centered Gaussians with these covariances, relative to
+    ``(tr B)^(1/2)``.
 
     It is the distance of Bures: ``W^2 = tr A + tr B - 2 tr (B^(1/2) A B^(1/2))^(1/2)``.
     """
@@ -88,9 +87,14 @@ def random_covariances(size: int, seeds: int, condition: float, generator: Gener
 
 
 def run(
-    schemes: Mapping[str, Scheme], start: Tensor, covariance: Tensor, settings: Settings, generator: Generator
+    schemes: Mapping[str, Scheme],
+    start: Tensor,
+    covariance: Tensor,
+    settings: Settings,
+    generator: Generator,
 ) -> tuple[Panel, ...]:
-    """Let all schemes learn from the same gradients and measure how far they are from the two truths.
+    """Let all schemes learn from the same gradients and measure how far they are from the two
+    truths.
 
     Args:
         schemes: The schemes by name; the default one is added.
@@ -104,15 +108,21 @@ def run(
     """
     device, root = start.device, torch.linalg.cholesky(covariance)
     default, states = start, {name: scheme.start for name, scheme in schemes.items()}
-    measured = sorted({round(at) for at in torch.linspace(1, settings.steps, settings.points).tolist()})
+    measured = sorted(
+        {round(at) for at in torch.linspace(1, settings.steps, settings.points).tolist()}
+    )
     found: dict[tuple[str, str], dict[str, list[Tensor]]] = {
         (metric, truth): {} for metric in METRICS for truth in (FIXED_POINT, ITERATES)
     }
     for step in track(range(1, settings.steps + 1), "Learning"):
-        noise = torch.randn(settings.seeds, len(root[0]), 1, generator=generator, dtype=torch.float64)
+        noise = torch.randn(
+            settings.seeds, len(root[0]), 1, generator=generator, dtype=torch.float64
+        )
         gradient = (root @ noise.to(device))[..., 0].reshape(1, settings.seeds, *settings.sizes)
         curvature = OuterProducts(gradient)
-        default = (1 - settings.lr) * default + settings.lr * dense_curvature(curvature, len(settings.sizes))
+        default = (1 - settings.lr) * default + settings.lr * dense_curvature(
+            curvature, len(settings.sizes)
+        )
         states = {name: schemes[name].step(state, curvature) for name, state in states.items()}
         if step not in measured:
             continue
@@ -134,8 +144,11 @@ def run(
     )
 
 
-def compare(name: str, rival: str, panels: Sequence[Panel], title: str, claim: str, limit: float) -> Verdict:
-    """Judge a claim on how far a scheme is from a truth, compared with a rival, by the worse of the two metrics.
+def compare(
+    name: str, rival: str, panels: Sequence[Panel], title: str, claim: str, limit: float
+) -> Verdict:
+    """Judge a claim on how far a scheme is from a truth, compared with a rival, by the worse of the
+    two metrics.
 
     Args:
         name: The scheme.
@@ -145,8 +158,15 @@ def compare(name: str, rival: str, panels: Sequence[Panel], title: str, claim: s
         claim: The paper's claim.
         limit: How many times as far the scheme may be.
     """
-    ratios = [typical_ratio(panel.curves[name], panel.curves[rival]) for panel in panels if panel.title == title]
-    quantity = f"{title.lower()}, distance divided by that of “{rival}”, geometric mean, worse of both metrics"
+    ratios = [
+        typical_ratio(panel.curves[name], panel.curves[rival])
+        for panel in panels
+        if panel.title == title
+    ]
+    quantity = (
+        f"{title.lower()}, distance divided by that of “{rival}”, geometric mean, worse of "
+        "both metrics"
+    )
     return Verdict(claim, name, quantity, max(ratios), limit)
 
 
@@ -156,7 +176,9 @@ def final_distances(panels: Sequence[Panel], of: str = "") -> Table:
     columns = ["scheme", *(f"{panel.title}, {panel.y}" for panel in panels)]
     rows = [[name, *(_last(panel, name) for panel in panels)] for name in names]
     return Table(
-        f"{of}: distances".lstrip(": ").capitalize() + " at the last iteration, medians over seeds", columns, rows
+        f"{of}: distances".lstrip(": ").capitalize() + " at the last iteration, medians over seeds",
+        columns,
+        rows,
     )
 
 

@@ -1,4 +1,6 @@
-"""Write results: JSON, pictures, and one HTML page that holds everything and needs no other file."""
+"""Write results: JSON, pictures, and one HTML page that holds everything and needs no
+other file.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Section:
 
 
 def draw(result: Result) -> Any:
-    """Draw the panels: medians over the seeds as lines, and bands that hold the middle 80 % of the seeds."""
+    """Draw the panels: medians over the seeds as lines, and bands that hold the middle 80 % of the
+    seeds.
+    """
     columns = min(result.columns, len(result.panels))
     rows = -(-len(result.panels) // columns)
     drawn, axes = figure(columns, rows, width=4.6, height=3.4)
@@ -70,7 +74,9 @@ def draw(result: Result) -> Any:
         for name, curve in panel.curves.items():
             handles[name] = ax.plot(curve.x, curve.quantile(0.5), label=name, **styles[name])[0]
             low, high = curve.quantile(0.1), curve.quantile(0.9)
-            ax.fill_between(curve.x, low, high, color=styles[name]["color"], alpha=0.12, linewidth=0)
+            ax.fill_between(
+                curve.x, low, high, color=styles[name]["color"], alpha=0.12, linewidth=0
+            )
         ax.locator_params(axis="x", nbins=6)
         _hide_divergence(ax, panel)
     for ax in axes.flat[len(result.panels) :]:
@@ -82,15 +88,26 @@ def draw(result: Result) -> Any:
 
 
 def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Give every scheme one look: the paper's and ours a color each, thick, and dashes for their variants."""
-    others, dashes = cycle(OTHERS), {"paper": cycle(DASHES), "ours": cycle(DASHES), "": cycle(("--", ":", "-."))}
+    """Give every scheme one look: the paper's and ours a color each, thick, and dashes for their
+    variants.
+    """
+    others, dashes = (
+        cycle(OTHERS),
+        {"paper": cycle(DASHES), "ours": cycle(DASHES), "": cycle(("--", ":", "-."))},
+    )
     styles = {}
     for name in dict.fromkeys(names):
         family = next((family for family in ("paper", "ours") if name.startswith(family)), "")
         color = {"paper": PAPER, "ours": OURS}.get(family) or next(others)
-        # Baselines are thin and on top: where curves coincide, which many claims are about, both can be seen.
+        # Baselines are thin and on top: where curves coincide, which many claims are about, both
+        # can be seen.
         width, order = (2.4, 2) if family else (1.4, 3)
-        styles[name] = {"color": color, "linestyle": next(dashes[family]), "linewidth": width, "zorder": order}
+        styles[name] = {
+            "color": color,
+            "linestyle": next(dashes[family]),
+            "linewidth": width,
+            "zorder": order,
+        }
     return styles
 
 
@@ -113,7 +130,11 @@ def write_figure(directory: Path, section: Section, origin: Mapping[str, Any]) -
     """
     assert isinstance(section.result, Result)
     head = {"figure": section.name, "title": section.title, **origin, "command": section.command}
-    body = {"seconds": section.seconds, "settings": dict(section.settings), **section.result.as_dict()}
+    body = {
+        "seconds": section.seconds,
+        "settings": dict(section.settings),
+        **section.result.as_dict(),
+    }
     write_json(directory / f"{section.name}.json", {**head, **body})
     write_pictures(directory, section)
 
@@ -126,7 +147,8 @@ def write_pictures(directory: Path, section: Section) -> None:
 
 
 def read_figure(directory: Path, planned: Section, origin: Mapping[str, Any]) -> Section | None:
-    """Return a figure that was written before, or nothing if it was made in another way or cannot be read.
+    """Return a figure that was written before, or nothing if it was made in another way or cannot
+    be read.
 
     Args:
         directory: Where ``write_figure`` put it.
@@ -135,12 +157,26 @@ def read_figure(directory: Path, planned: Section, origin: Mapping[str, Any]) ->
     """
     try:
         found = json.loads((directory / f"{planned.name}.json").read_text())
-        same = {**origin, "command": planned.command, "settings": json.loads(json.dumps(dict(planned.settings)))}
+        same = {
+            **origin,
+            "command": planned.command,
+            "settings": json.loads(json.dumps(dict(planned.settings))),
+        }
         if any(found[key] != value for key, value in same.items() if key != "commit"):
             return None
         result = Result.from_dict(found)
-        return replace(planned, seconds=float(found["seconds"]), commit=str(found["commit"]), result=result)
-    except (OSError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return replace(
+            planned, seconds=float(found["seconds"]), commit=str(found["commit"]), result=result
+        )
+    except (
+        OSError,
+        ArithmeticError,
+        AttributeError,
+        KeyError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ):
         return None
 
 
@@ -154,7 +190,9 @@ def pictures(result: Result) -> dict[str, bytes]:
     with matplotlib.rc_context({"svg.hashsalt": "eigenstep", "svg.fonttype": "none"}):
         for kind in ("png", "svg"):
             buffer = io.BytesIO()
-            drawn.savefig(buffer, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else None)
+            drawn.savefig(
+                buffer, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else None
+            )
             written[kind] = buffer.getvalue()
     pyplot.close(drawn)
     return written
@@ -166,15 +204,20 @@ def write_report(path: Path, sections: Sequence[Section], origin: Mapping[str, A
     held = sum(v.holds for v in verdicts)
     body = [
         "<h1>The paper, reproduced</h1>",
-        "<p><em>Spectral-factorized Positive-definite Curvature Learning for NN Training</em> (Lin et al., 2025): its "
-        "empirical claims, measured anew. “Paper” is the paper's scheme as published, “ours” is the default of "
-        "eigenstep. Lines are medians over seeds, bands hold the middle 80 % of them. Every verdict is computed "
+        "<p><em>Spectral-factorized Positive-definite Curvature Learning for NN Training</em> (Lin "
+        "et al., 2025): its "
+        "empirical claims, measured anew. “Paper” is the paper's scheme as published, “ours” is "
+        "the default of "
+        "eigenstep. Lines are medians over seeds, bands hold the middle 80 % of them. Every "
+        "verdict is computed "
         "from the measured figure and a limit that was fixed beforehand.</p>",
         f"<p class='sum'>{held} of {len(verdicts)} checks hold.</p>",
         _overview(sections),
         *map(_section, sections),
         "<h2>How this page was made</h2>",
-        _html_table(Table("", ("what", "value"), [(key, str(value)) for key, value in origin.items()])),
+        _html_table(
+            Table("", ("what", "value"), [(key, str(value)) for key, value in origin.items()])
+        ),
     ]
     page = PAGE.replace("BODY", "\n".join(body))
     with atomic_write(path) as file:
@@ -191,7 +234,10 @@ def _overview(sections: Sequence[Section]) -> str:
         for at, verdict in enumerate(section.result.verdicts):
             first = f"<td rowspan='{len(section.result.verdicts)}'>{link}</td>" if at == 0 else ""
             rows.append(f"<tr>{first}{_verdict_cells(verdict)}</tr>")
-    head = "<tr><th>figure</th><th>the paper's claim</th><th>scheme</th><th>measured</th><th>verdict</th></tr>"
+    head = (
+        "<tr><th>figure</th><th>the paper's "
+        "claim</th><th>scheme</th><th>measured</th><th>verdict</th></tr>"
+    )
     return f"<table>{head}{''.join(rows)}</table>"
 
 
@@ -203,7 +249,9 @@ def _verdict_cells(verdict: Verdict) -> str:
 
 
 def _section(section: Section) -> str:
-    text = "".join(f"<p>{escape(part)}</p>" for part in inspect.cleandoc(section.text).split("\n\n"))
+    text = "".join(
+        f"<p>{escape(part)}</p>" for part in inspect.cleandoc(section.text).split("\n\n")
+    )
     head = f"<h2 id='{escape(section.name)}'>{escape(section.title)}</h2>{text}"
     if isinstance(section.result, str):
         return f"{head}<p class='no'>Not run: {escape(section.result)}</p>"
@@ -214,7 +262,8 @@ def _section(section: Section) -> str:
             head,
             f"<img alt='{escape(section.title)}' src='data:image/svg+xml;base64,{picture}'>",
             *(_html_table(table) for table in section.result.tables),
-            f"<p class='small'>Settings: {escape(settings)}. Took {section.seconds:.0f} s at commit "
+            f"<p class='small'>Settings: {escape(settings)}. Took {section.seconds:.0f} s at "
+            "commit "
             f"{escape(section.commit)}. Again: "
             f"<code>{escape(section.command)}</code></p>",
         )
@@ -223,7 +272,9 @@ def _section(section: Section) -> str:
 
 def _html_table(table: Table) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows
+    )
     return f"<h3>{escape(table.title)}</h3><table><tr>{head}</tr>{rows}</table>"
 
 
@@ -231,7 +282,8 @@ PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>eigenstep: the paper, reproduced</title>
 <style>
-body {font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222}
+body {font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto;
+  padding: 0 1rem; color: #222}
 h2 {margin-top: 3rem; border-top: 1px solid #ddd; padding-top: 1.5rem}
 h3 {font-size: 1rem; margin-bottom: .3rem}
 table {border-collapse: collapse; font-size: .875rem; margin: .5rem 0 1rem}

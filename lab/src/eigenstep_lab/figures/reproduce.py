@@ -1,10 +1,12 @@
-"""Reproduce the paper's figures: each shows the paper's scheme and ours against the paper's baselines.
+"""Reproduce the paper's figures: each shows the paper's scheme and ours against the paper's
+baselines.
 
-Every figure ends in verdicts: the paper's claim, the measured figure, and whether the claim holds, as computed from
-it. Numbers go to FIGURE.json, pictures to FIGURE.png and FIGURE.svg; `all` also writes report.html, one page that
-holds everything, and its verdicts to report.json. The same command and seed give the same numbers, times excepted.
-Interrupt it as you like: figures that are in --directory already, made with the same settings, seed, versions and code
-of our optimizers, are not made again, nor are single trainings of networks, which are kept in --directory/trainings.
+Every figure ends in verdicts: the paper's claim, the measured figure, and whether the claim holds,
+as computed from it. Numbers go to FIGURE.json, pictures to FIGURE.png and FIGURE.svg; `all` also
+writes report.html, one page that holds everything, and its verdicts to report.json. The same
+command and seed give the same numbers, times excepted. Interrupt it as you like: figures that are
+in --directory already, made with the same settings, seed, versions and code of our optimizers, are
+not made again, nor are single trainings of networks, which are kept in --directory/trainings.
 """
 
 from __future__ import annotations
@@ -37,10 +39,18 @@ from .report import Section, read_figure, write_figure, write_pictures, write_re
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add which figure, how thoroughly and where."""
     names = ", ".join(FIGURES)
-    parser.add_argument("figure", metavar="FIGURE", choices=[*FIGURES, "all"], help=f"{names}, or all")
+    parser.add_argument(
+        "figure", metavar="FIGURE", choices=[*FIGURES, "all"], help=f"{names}, or all"
+    )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="few seeds, short runs: minutes for all figures (default)")
-    size.add_argument("--full", action="store_true", help="many seeds, long runs: hours on two cores for all")
+    size.add_argument(
+        "--quick",
+        action="store_true",
+        help="few seeds, short runs: minutes for all figures (default)",
+    )
+    size.add_argument(
+        "--full", action="store_true", help="many seeds, long runs: hours on two cores for all"
+    )
     parser.add_argument(
         "--brief",
         action="append",
@@ -50,26 +60,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --full: a figure to make as --quick does; can be repeated",
     )
     parser.add_argument(
-        "--seed", type=between(0, LARGEST_SEED), default=0, help="decides all random numbers (default: %(default)s)"
+        "--seed",
+        type=between(0, LARGEST_SEED),
+        default=0,
+        help="decides all random numbers (default: %(default)s)",
     )
-    parser.add_argument("--device", default="cpu", help="where to compute, for example cuda (default: %(default)s)")
+    parser.add_argument(
+        "--device", default="cpu", help="where to compute, for example cuda (default: %(default)s)"
+    )
     stale = parser.add_mutually_exclusive_group()
-    stale.add_argument("--again", action="store_true", help="make figures again that are in --directory already")
+    stale.add_argument(
+        "--again", action="store_true", help="make figures again that are in --directory already"
+    )
     stale.add_argument(
         "--as-made",
         action="store_true",
-        help="keep figures that are in --directory whatever version made them; the report names their commits",
+        help="keep figures that are in --directory whatever version made them; the report names "
+        "their commits",
     )
     cores = min(2, os.cpu_count() or 1)  # more gain little: one figure takes as long as all others
-    parser.add_argument("--jobs", type=int, default=cores, help="figures to make side by side (default: %(default)s)")
     parser.add_argument(
-        "--directory", type=Path, default=Path("runs/reproduce"), help="where files go (default: %(default)s)"
+        "--jobs",
+        type=int,
+        default=cores,
+        help="figures to make side by side (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=Path("runs/reproduce"),
+        help="where files go (default: %(default)s)",
     )
     parser.add_argument(
         "--publish",
         type=Path,
         metavar="FOLDER",
-        help="with all: copy report and pictures to FOLDER, and put the verdicts into the page FOLDER.md",
+        help="with all: copy report and pictures to FOLDER, and put the verdicts into the page "
+        "FOLDER.md",
     )
 
 
@@ -78,25 +105,35 @@ def run(args: argparse.Namespace) -> None:
     if args.jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {args.jobs}")
     if args.publish and not (args.figure == "all" and _page(args.publish).is_file()):
-        raise UserError(f"--publish is for all figures, and needs the page {_page(args.publish)} to put verdicts into")
+        raise UserError(
+            f"--publish is for all figures, and needs the page {_page(args.publish)} to put "
+            "verdicts into"
+        )
     device = choose_device(args.device)
     names = list(FIGURES) if args.figure == "all" else [args.figure]
     origin = {"seed": args.seed, "device": args.device, "code": code_version(), **versions()}
-    plans = [plan(name, full=args.full and name not in args.brief, seed=args.seed) for name in names]
+    plans = [
+        plan(name, full=args.full and name not in args.brief, seed=args.seed) for name in names
+    ]
     wanted = {} if args.as_made else origin
     kept = {p.name: read_figure(args.directory, p, wanted) for p in plans if not args.again}
     for planned in plans if args.again else ():
         _trainings(args.directory, planned).unlink(missing_ok=True)
     missing = [p for p in plans if kept.get(p.name) is None]
-    made = _make_all(missing, args.jobs, partial(_make, directory=args.directory, device=device, origin=origin))
+    made = _make_all(
+        missing, args.jobs, partial(_make, directory=args.directory, device=device, origin=origin)
+    )
     sections = []
     for name in names:
         section = kept.get(name)
         if section is None:
             section = next(made)
         else:
-            print(f"{section.title}: made before, at commit {section.commit}; --again makes it anew")
-            write_pictures(args.directory, section)  # as they are drawn today, like those of the report
+            print(
+                f"{section.title}: made before, at commit {section.commit}; --again makes it anew"
+            )
+            # As they are drawn today, like those of the report
+            write_pictures(args.directory, section)
         sections.append(section)
         if isinstance(section.result, Result):
             table = verdict_table(section.title, section.result.verdicts)
@@ -107,7 +144,11 @@ def run(args: argparse.Namespace) -> None:
     if args.figure == "all":
         origin = {"command": args.command, **origin}
         write_report(args.directory / "report.html", sections, origin)
-        done = [(_heading(section), section.result) for section in sections if isinstance(section.result, Result)]
+        done = [
+            (_heading(section), section.result)
+            for section in sections
+            if isinstance(section.result, Result)
+        ]
         tables = [asdict(verdict_table(title, result.verdicts)) for title, result in done]
         write_json(args.directory / "report.json", {**origin, "result": {"tables": tables}})
         print(f"Everything in one page: {args.directory / 'report.html'}")
@@ -119,7 +160,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def publish(directory: Path, folder: Path) -> None:
-    """Copy report and pictures of all figures, and put the verdicts into the page beside the folder."""
+    """Copy report and pictures of all figures, and put the verdicts into the page beside the
+    folder.
+    """
     folder.mkdir(exist_ok=True)
     for name in ("report.html", "report.json", *(f"{name}.png" for name in FIGURES)):
         shutil.copyfile(directory / name, folder / name)
@@ -129,14 +172,19 @@ def publish(directory: Path, folder: Path) -> None:
 
 def _heading(section: Section) -> str:
     """Name a figure, how thoroughly it was made, and by which version of the code."""
-    return f"{section.title} ({'full' if '--full' in section.command else 'quick'} run, commit {section.commit})"
+    return (
+        f"{section.title} ({'full' if '--full' in section.command else 'quick'} run, commit "
+        f"{section.commit})"
+    )
 
 
 def _page(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.md")
 
 
-def _make_all(plans: Sequence[Section], jobs: int, make_one: Callable[[Section], Section]) -> Iterator[Section]:
+def _make_all(
+    plans: Sequence[Section], jobs: int, make_one: Callable[[Section], Section]
+) -> Iterator[Section]:
     """Make figures one after the other or side by side; they come in the order of the plans."""
     work = {planned.name: shares(planned) for planned in plans}
     if jobs == 1 or sum(map(len, work.values())) == 1:
@@ -144,7 +192,9 @@ def _make_all(plans: Sequence[Section], jobs: int, make_one: Callable[[Section],
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         # The last figures train networks and take longest: they start first.
-        pending = {name: [pool.submit(make_one, share) for share in work[name]] for name in reversed(work)}
+        pending = {
+            name: [pool.submit(make_one, share) for share in work[name]] for name in reversed(work)
+        }
         for planned in plans:
             made = [future.result() for future in pending[planned.name]]
             # The trainings of all shares are kept now: the whole figure only reads them.
@@ -152,11 +202,16 @@ def _make_all(plans: Sequence[Section], jobs: int, make_one: Callable[[Section],
 
 
 def shares(planned: Section) -> list[Section]:
-    """Cut a figure that trains networks on several tasks into one for each, to be made side by side; others stay."""
+    """Cut a figure that trains networks on several tasks into one for each, to be made side by
+    side; others stay.
+    """
     tasks = planned.settings.get("tasks", ())
     if len(tasks) < 2:
         return [planned]
-    return [replace(planned, settings={**planned.settings, "tasks": (task,)}, share=task) for task in reversed(tasks)]
+    return [
+        replace(planned, settings={**planned.settings, "tasks": (task,)}, share=task)
+        for task in reversed(tasks)
+    ]
 
 
 def plan(name: str, *, full: bool, seed: int) -> Section:
@@ -169,13 +224,28 @@ def plan(name: str, *, full: bool, seed: int) -> Section:
     """
     module = importlib.import_module(FIGURES[name].module)
     settings: Mapping[str, Any] = asdict(module.FULL if full else module.QUICK)
-    command = shlex.join(["eigenstep", "reproduce", name, "--full" if full else "--quick", "--seed", str(seed)])
-    return Section(name, FIGURES[name].title, module.__doc__ or "", settings, command, 0.0, commit(), "not made yet")
+    command = shlex.join(
+        ["eigenstep", "reproduce", name, "--full" if full else "--quick", "--seed", str(seed)]
+    )
+    return Section(
+        name,
+        FIGURES[name].title,
+        module.__doc__ or "",
+        settings,
+        command,
+        0.0,
+        commit(),
+        "not made yet",
+    )
 
 
-def _make(planned: Section, *, directory: Path, device: torch.device, origin: Mapping[str, Any]) -> Section:
+def _make(
+    planned: Section, *, directory: Path, device: torch.device, origin: Mapping[str, Any]
+) -> Section:
     """Make one figure and write it at once, so that it is kept if others are interrupted."""
-    section = make(planned, seed=origin["seed"], device=device, trainings=_trainings(directory, planned))
+    section = make(
+        planned, seed=origin["seed"], device=device, trainings=_trainings(directory, planned)
+    )
     if isinstance(section.result, Result) and not section.share:
         write_figure(directory, section, origin)
     return section
@@ -186,7 +256,9 @@ def _trainings(directory: Path, planned: Section) -> Path:
     return directory / "trainings" / f"{planned.name}.jsonl"
 
 
-def make(planned: Section, *, seed: int, device: torch.device, trainings: Path | None = None) -> Section:
+def make(
+    planned: Section, *, seed: int, device: torch.device, trainings: Path | None = None
+) -> Section:
     """Make one figure.
 
     Args:
@@ -200,7 +272,9 @@ def make(planned: Section, *, seed: int, device: torch.device, trainings: Path |
     start = time.perf_counter()
     more = {"trainings": trainings} if FIGURES[planned.name].trains else {}
     try:
-        result: Result | str = module.run(module.Settings(**planned.settings), seed=seed, device=device, **more)
+        result: Result | str = module.run(
+            module.Settings(**planned.settings), seed=seed, device=device, **more
+        )
     except UserError as error:
         result = str(error)
     return replace(planned, seconds=time.perf_counter() - start, result=result)

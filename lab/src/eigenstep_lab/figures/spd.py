@@ -1,16 +1,18 @@
 """Minimizing over positive-definite matrices: metric nearness and log-det, 60 × 60.
 
-Metric nearness: ℓ(S) = 1/(2N) Σ ‖S Q xᵢ − xᵢ‖², of which each iteration sees a minibatch of the xᵢ. Log-det:
-ℓ(S) = tr(S Q) − log det S. Both have the solution S = Q⁻¹; Q is random with condition number 10. Shown is how far ℓ is
-above its least value. The curvature is −2 S ∇ℓ S with γ = 0, which can be negative definite, so eigenvalues move by the
-exponential map.
+Metric nearness: ℓ(S) = 1/(2N) Σ ‖S Q xᵢ − xᵢ‖², of which each iteration sees a minibatch of the xᵢ.
+Log-det: ℓ(S) = tr(S Q) − log det S. Both have the solution S = Q⁻¹; Q is random with condition
+number 10. Shown is how far ℓ is above its least value. The curvature is −2 S ∇ℓ S with γ = 0, which
+can be negative definite, so eigenvalues move by the exponential map.
 
-All schemes are Riemannian gradient descent, S ← S − 2β S ∇ℓ S to first order in the step size β, which is the same for
-all. Baselines: the second-order retraction S + ξ + ½ ξ S⁻¹ ξ (Boumal et al., 2014), and steps in a factor of S (Lin et
-al., 2023). All agree to first order in β only, which must be small to compare them: with five times this one they part.
+All schemes are Riemannian gradient descent, S ← S − 2β S ∇ℓ S to first order in the step size β,
+which is the same for all. Baselines: the second-order retraction S + ξ + ½ ξ S⁻¹ ξ (Boumal et al.,
+2014), and steps in a factor of S (Lin et al., 2023). All agree to first order in β only, which must
+be small to compare them: with five times this one they part.
 
-The upper panels start at a random matrix with condition number 3. The lower ones start at S = I, where all eigenvalues
-are equal: the paper's rotation has to wait until they differ, ours (pairwise Jacobi angles) turns at once.
+The upper panels start at a random matrix with condition number 3. The lower ones start at S = I,
+where all eigenvalues are equal: the paper's rotation has to wait until they differ, ours (pairwise
+Jacobi angles) turns at once.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ class Task:
         """Return the gradient that an iteration sees."""
         picked = ALL
         if self.minibatch:
-            picked = torch.randint(self.problem.x.shape[-1], (self.minibatch,), generator=generator).to(S.device)
+            picked = torch.randint(
+                self.problem.x.shape[-1], (self.minibatch,), generator=generator
+            ).to(S.device)
         gradient: Tensor = self.problem.gradient(S, picked)
         return gradient
 
@@ -135,7 +139,9 @@ def schemes(start: Tensor) -> dict[str, Scheme]:
 
 
 def descend(scheme: Scheme, task: Task, settings: Settings, seed: int) -> tuple[Curve, Tensor]:
-    """Return the curve of the gap, and for each seed the iterations until the target, infinite if never reached."""
+    """Return the curve of the gap, and for each seed the iterations until the target, infinite if
+    never reached.
+    """
     draws, state = Generator().manual_seed(seed), scheme.start
     gaps = []
     for step in range(settings.steps + 1):
@@ -155,8 +161,13 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
     generator = Generator().manual_seed(seed)
     tasks = tasks_of(settings, generator, device)
     apart = random_covariances(settings.dimension, settings.seeds, 3, generator).to(device)
-    starts = {"distinct eigenvalues": apart, "S = I": torch.eye(settings.dimension).to(apart).expand_as(apart)}
-    jobs = [(start, task, name) for start in starts for task in tasks for name in schemes(starts[start])]
+    starts = {
+        "distinct eigenvalues": apart,
+        "S = I": torch.eye(settings.dimension).to(apart).expand_as(apart),
+    }
+    jobs = [
+        (start, task, name) for start in starts for task in tasks for name in schemes(starts[start])
+    ]
     curves: dict[tuple[str, str], dict[str, Curve]] = {}
     arrivals: dict[tuple[str, str], dict[str, Tensor]] = {}
     for start, task, name in track(jobs, "Descending"):
@@ -164,10 +175,13 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
         curves.setdefault((task, start), {})[name] = curve
         arrivals.setdefault((task, start), {})[name] = arrival
     panels = [
-        Panel(f"{task}, start: {start}", "iteration", "ℓ(S) − ℓ(S*)", drawn) for (task, start), drawn in curves.items()
+        Panel(f"{task}, start: {start}", "iteration", "ℓ(S) − ℓ(S*)", drawn)
+        for (task, start), drawn in curves.items()
     ]
     verdicts = [
-        _verdict(name, task, start, found) for name in ("paper", "ours") for (task, start), found in arrivals.items()
+        _verdict(name, task, start, found)
+        for name in ("paper", "ours")
+        for (task, start), found in arrivals.items()
     ]
     return Result(panels, verdicts, [_table(arrivals, settings)])
 
@@ -178,8 +192,13 @@ def _median(arrival: Tensor) -> float:
 
 def _verdict(name: str, task: str, start: str, arrivals: Mapping[str, Tensor]) -> Verdict:
     baseline = sum(_median(arrivals[rival]) for rival in BASELINES) / len(BASELINES)
-    quantity = f"{task}, start: {start}: iterations to the target, divided by the mean of both baselines', medians"
-    claim = "It performs as well as retraction-based and Cholesky-based Riemannian gradient descent."
+    quantity = (
+        f"{task}, start: {start}: iterations to the target, divided by the mean of both "
+        "baselines', medians"
+    )
+    claim = (
+        "It performs as well as retraction-based and Cholesky-based Riemannian gradient descent."
+    )
     return Verdict(claim, name, quantity, _median(arrivals[name]) / baseline, limit=1.15)
 
 

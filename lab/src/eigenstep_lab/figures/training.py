@@ -1,4 +1,6 @@
-"""What the two training figures share: every scheme trains the same small networks from the same weights."""
+"""What the two training figures share: every scheme trains the same small networks from the same
+weights.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,12 @@ class Scheme:
 
 
 class RoundedWeights(nn.Module):
-    """A network whose weights and gradients are kept in half precision, while its products are computed in float32.
+    """A network whose weights and gradients are kept in half precision, while its products are
+    computed in float32.
 
-    Accelerators accumulate half-precision products in float32, too. Many CPUs can do no half-precision products, or
-    only very slowly; this way they get the same rounding of all that an optimizer sees.
+    Accelerators accumulate half-precision products in float32, too. Many CPUs can do no
+    half-precision products, or only very slowly; this way they get the same rounding of all that an
+    optimizer sees.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -62,7 +66,8 @@ class RoundedWeights(nn.Module):
 
 
 def load_task(name: str, device: torch.device) -> Task:
-    """Return a task on a device; digits, which need no download, take the place of a dataset that is not here.
+    """Return a task on a device; digits, which need no download, take the place of a dataset that
+    is not here.
 
     The network stays of the same kind, and the task's name says what it is.
     """
@@ -74,7 +79,10 @@ def load_task(name: str, device: torch.device) -> Task:
         return inputs.to(device), targets.to(device)
 
     return replace(
-        task, model=lambda seed: RoundedWeights(task.model(seed)).to(device), batch=batch, test_batches=TEST_BATCHES
+        task,
+        model=lambda seed: RoundedWeights(task.model(seed)).to(device),
+        batch=batch,
+        test_batches=TEST_BATCHES,
     )
 
 
@@ -90,14 +98,11 @@ def train_all(
 ) -> tuple[dict[str, float], dict[str, list[Record]]]:
     """Choose each scheme's learning rate with one seed, then train with the others.
 
-    Args:
-        task: What to train.
-        schemes: The schemes by name.
-        lrs: Learning rates that each scheme may choose from, see ``choose_lr``; a single one is taken as it is.
-        steps: Length of the runs that count.
-        seeds: Seeds of these runs.
-        tuning_steps: Length of the runs that choose the learning rate; by default the same.
-        trainings: File in which runs are kept, so that they need not be done again.
+    Args: task: What to train. schemes: The schemes by name. lrs: Learning rates that each scheme
+        may choose from, see ``choose_lr``; a single one is taken as it is. steps: Length of the
+        runs that count. seeds: Seeds of these runs. tuning_steps: Length of the runs that choose
+        the learning rate; by default the same. trainings: File in which runs are kept, so that they
+        need not be done again.
 
     Returns:
         The chosen learning rates, and one record for each seed.
@@ -110,7 +115,9 @@ def train_all(
             total = steps * len(seeds) + (tuning * len(lrs[name]) if len(lrs[name]) > 1 else 0)
             line = bar.add_task(f"{task.name}: {name}", total=total)
 
-            def one(lr: float, seed: int, length: int, scheme: Scheme = scheme, line: Any = line) -> Record:
+            def one(
+                lr: float, seed: int, length: int, scheme: Scheme = scheme, line: Any = line
+            ) -> Record:
                 def compute() -> dict[str, Any]:
                     return asdict(_train(task, scheme, lr, length, seed))
 
@@ -127,11 +134,15 @@ def train_all(
 
 
 def _cell(task: Task, scheme: Scheme, lr: float, steps: int, seed: int) -> dict[str, Any]:
-    """Return all that decides a run; of the code, that of our optimizers, as others do not change."""
+    """Return all that decides a run; of the code, that of our optimizers, as others do
+    not change.
+    """
     return {
         "task": [task.name, task.test_batches],
         "optimizer": scheme.optimizer,
-        "options": {key: getattr(value, "__qualname__", str(value)) for key, value in scheme.options.items()},
+        "options": {
+            key: getattr(value, "__qualname__", str(value)) for key, value in scheme.options.items()
+        },
         "dtype": str(scheme.dtype),
         "lr": lr,
         "steps": steps,
@@ -144,20 +155,28 @@ def _cell(task: Task, scheme: Scheme, lr: float, steps: int, seed: int) -> dict[
 def _read(plain: Any, path: Path | None) -> Record:
     try:
         record = Record(**plain)
-        numbers = [*record.losses, record.test_loss, record.test_error, record.optimizer_seconds, record.total_seconds]
+        numbers = [
+            *record.losses,
+            record.test_loss,
+            record.test_error,
+            record.optimizer_seconds,
+            record.total_seconds,
+        ]
         if not (record.losses and all(isinstance(number, float) for number in numbers)):
             raise TypeError("no losses, or not numbers")
     except TypeError as error:
-        raise UserError(f"{path} holds something that is no training run ({error}): delete it") from error
+        raise UserError(
+            f"{path} holds something that is no training run ({error}): delete it"
+        ) from error
     return record
 
 
 def choose_lr(lrs: Sequence[float], loss: Callable[[float], float]) -> float:
-    """Return the learning rate with the least loss, from a grid that grows until that one is not at its edge.
+    """Return the learning rate with the least loss, from a grid that grows until that one is not at
+    its edge.
 
-    Args:
-        lrs: the first grid, in rising order; it goes on as it ends, in ratios of its last and its first two.
-        loss: gives the loss after training with a learning rate.
+    Args: lrs: the first grid, in rising order; it goes on as it ends, in ratios of its last and its
+        first two. loss: gives the loss after training with a learning rate.
     """
     tried = {lr: loss(lr) for lr in lrs}
     for _ in range(MOST_EXTENSIONS):
@@ -198,7 +217,9 @@ def spread(records: Sequence[Record]) -> float:
 
 def step_ms(records: Sequence[Record], what: str = "optimizer_seconds") -> float:
     """Return the median time of a step over the seeds, in milliseconds."""
-    return statistics.median(1e3 * getattr(record, what) / max(1, len(record.losses)) for record in records)
+    return statistics.median(
+        1e3 * getattr(record, what) / max(1, len(record.losses)) for record in records
+    )
 
 
 def loss_panels(task: Task, records: Mapping[str, Sequence[Record]]) -> list[Panel]:
@@ -214,7 +235,9 @@ def loss_panels(task: Task, records: Mapping[str, Sequence[Record]]) -> list[Pan
         smooth = losses.unfold(1, window, max(1, window // 4)).mean(-1).T
         steps = [window + at * max(1, window // 4) for at in range(len(smooth))]
         by_step[name] = Curve.of(steps, smooth)
-        by_second[name] = Curve.of([at * step_ms(runs, "total_seconds") / 1e3 for at in steps], smooth)
+        by_second[name] = Curve.of(
+            [at * step_ms(runs, "total_seconds") / 1e3 for at in steps], smooth
+        )
     return [
         Panel(f"{task.name}, per iteration", "iteration", "training loss", by_step),
         Panel(f"{task.name}, per second", "CPU seconds", "training loss", by_second, timed=True),

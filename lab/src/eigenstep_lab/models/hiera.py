@@ -1,11 +1,13 @@
-"""Hiera (Ryali et al., 2023): a hierarchical vision transformer that is made of plain transformer blocks.
+"""Hiera (Ryali et al., 2023): a hierarchical vision transformer that is made of plain transformer
+blocks.
 
-Each stage after the first begins by merging squares of 2 × 2 tokens into one of twice the width: in the attention, the
-merged token's query is the maximum of the four queries ("query pooling"). In the early stages, where tokens are many, a
-token sees only its own mask unit: a square of tokens that merging turns into a single token in the last stage.
+Each stage after the first begins by merging squares of 2 × 2 tokens into one of twice the width: in
+the attention, the merged token's query is the maximum of the four queries ("query pooling"). In the
+early stages, where tokens are many, a token sees only its own mask unit: a square of tokens that
+merging turns into a single token in the last stage.
 
-Tokens are sorted once, so that the four that will merge always stand side by side, and so do all tokens of a mask unit.
-Merging and attention within units are then a matter of reshaping.
+Tokens are sorted once, so that the four that will merge always stand side by side, and so do all
+tokens of a mask unit. Merging and attention within units are then a matter of reshaping.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from .transformers import initialize
 
 
 def merging_order(rows: int, columns: int, merges: int) -> Tensor:
-    """Sort a grid of tokens for merging: their numbers unit by unit, in each unit quarter by quarter, and so on.
+    """Sort a grid of tokens for merging: their numbers unit by unit, in each unit quarter by
+    quarter, and so on.
 
     Args:
         rows: Rows of the grid, a multiple of 2^merges.
@@ -45,7 +48,9 @@ class UnitAttention(nn.Module):
     """Multi-head self-attention within units, with query pooling where the width grows."""
 
     def __init__(self, width_in: int, width: int, heads: int, units: int) -> None:
-        """Set up `heads` heads for tokens that come in `units` equal parts, which do not see each other."""
+        """Set up `heads` heads for tokens that come in `units` equal parts, which do not see each
+        other.
+        """
         super().__init__()
         self.heads, self.units, self.merges = heads, units, width != width_in
         self.query, self.key, self.value = (nn.Linear(width_in, width) for _ in range(3))
@@ -53,9 +58,14 @@ class UnitAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mix the tokens, batch × length × width."""
-        # Heads as one more axis, units as so many more entries of the batch: (batch · units) × heads × length × rest.
+        # Heads as one more axis, units as so many more entries of the batch: (batch · units) ×
+        # heads × length × rest.
         q, k, v = (
-            layer(x).unflatten(1, (self.units, -1)).flatten(0, 1).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            layer(x)
+            .unflatten(1, (self.units, -1))
+            .flatten(0, 1)
+            .unflatten(-1, (self.heads, -1))
+            .transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
         mixed = F.scaled_dot_product_attention(merge(q) if self.merges else q, k, v)
@@ -99,16 +109,12 @@ class Hiera(nn.Module):
     ) -> None:
         """Build the network.
 
-        Args:
-            shape: Channels, height and width of a picture.
-            classes: How many classes there are.
-            patch: Distance between neighboring patches, which are squares of side 2·patch − 1. Height and width must
-                be multiples of patch · 2^(stages − 1).
-            width: Length of a token in the first stage; it doubles from stage to stage.
-            depths: Number of blocks in each stage.
-            heads: Attention heads in the first stage; they double too.
-            local_stages: In so many stages a token sees only its own mask unit.
-            seed: Decides the initial weights.
+        Args: shape: Channels, height and width of a picture. classes: How many classes there are.
+            patch: Distance between neighboring patches, which are squares of side 2·patch − 1.
+            Height and width must be multiples of patch · 2^(stages − 1). width: Length of a token
+            in the first stage; it doubles from stage to stage. depths: Number of blocks in each
+            stage. heads: Attention heads in the first stage; they double too. local_stages: In so
+            many stages a token sees only its own mask unit. seed: Decides the initial weights.
         """
         super().__init__()
         channels, *sides = shape
@@ -117,11 +123,14 @@ class Hiera(nn.Module):
             raise UserError(f"depths must name at least one block for each stage, got {depths}")
         if any(side % (patch * 2**merges) for side in sides):
             raise UserError(
-                f"height and width must be multiples of patch · 2^(stages − 1) = {patch * 2**merges}, "
+                "height and width must be multiples of patch · 2^(stages − 1) = "
+                f"{patch * 2**merges}, "
                 f"got {sides[0]} × {sides[1]}"
             )
         if width % heads:
-            raise UserError(f"width must be a multiple of heads, got width {width} and {heads} heads")
+            raise UserError(
+                f"width must be a multiple of heads, got width {width} and {heads} heads"
+            )
         self.patch = patch
         rows, columns = (side // patch for side in sides)
         units = (rows * columns) // 4**merges
@@ -132,12 +141,16 @@ class Hiera(nn.Module):
         for stage, depth in enumerate(depths):
             for number in range(depth):
                 merging = stage > 0 and number == 0
-                # A block that merges still has the keys of the stage before, too many for global attention to be cheap.
+                # A block that merges still has the keys of the stage before, too many for global
+                # attention to be cheap.
                 local = stage - merging < local_stages
                 growth = 2**stage
                 blocks.append(
                     UnitBlock(
-                        width * growth // (2 if merging else 1), width * growth, heads * growth, units if local else 1
+                        width * growth // (2 if merging else 1),
+                        width * growth,
+                        heads * growth,
+                        units if local else 1,
                     )
                 )
         self.blocks = nn.Sequential(*blocks)
@@ -147,13 +160,23 @@ class Hiera(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Turn pictures, batch × channels × height × width, into logits, batch × classes."""
-        patches = F.unfold(pictures, 2 * self.patch - 1, padding=self.patch - 1, stride=self.patch).transpose(1, 2)
+        patches = F.unfold(
+            pictures, 2 * self.patch - 1, padding=self.patch - 1, stride=self.patch
+        ).transpose(1, 2)
         tokens = self.embed(patches) + self.positions
         x = self.blocks(tokens[:, self.order])
         logits: Tensor = self.head(self.norm(x).mean(dim=1))
         return logits
 
 
-HIERA_VIT: Mapping[str, object] = {"patch": 4, "width": 96, "depths": (2, 3, 16, 3), "heads": 1, "local_stages": 2}
-"""Options of `Hiera` for the paper's HieraViT, which is Hiera-B: for 224 × 224 pictures 50,755,968 parameters without
-the head. Counted are patch embedding, learned positions (301,056 of them), blocks and the last norm."""
+HIERA_VIT: Mapping[str, object] = {
+    "patch": 4,
+    "width": 96,
+    "depths": (2, 3, 16, 3),
+    "heads": 1,
+    "local_stages": 2,
+}
+"""Options of `Hiera` for the paper's HieraViT, which is Hiera-B: for 224 × 224 pictures 50,755,968
+parameters without the head. Counted are patch embedding, learned positions (301,056 of them),
+blocks and the last norm.
+"""

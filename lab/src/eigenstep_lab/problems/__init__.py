@@ -1,1 +1,3 @@
-"""What is optimized: test functions, problems over positive-definite matrices, small networks with their data."""
+"""What is optimized: test functions, problems over positive-definite matrices, small networks with
+their data.
+"""

@@ -1,4 +1,6 @@
-"""The five test functions of the paper's gradient-free experiments, for points of shape ``(..., d)``."""
+"""The five test functions of the paper's gradient-free experiments, for points of shape ``(...,
+d)``.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Function:
         if not points.is_floating_point():
             raise TypeError(f"points must be floating-point numbers, got {points.dtype}")
         if points.ndim == 0 or points.shape[-1] < 2:
-            raise ValueError(f"points must have shape (..., d) with d >= 2, got {tuple(points.shape)}")
+            raise ValueError(
+                f"points must have shape (..., d) with d >= 2, got {tuple(points.shape)}"
+            )
         return self.evaluate(points)
 
 
@@ -50,7 +54,9 @@ def rosenbrock(w: Tensor) -> Tensor:
 def bohachevsky(w: Tensor) -> Tensor:
     """``sum_i w_i^2 + 2 w_{i+1}^2 - 0.3 cos(3 pi w_i) - 0.4 cos(4 pi w_{i+1}) + 0.7``."""
     here, following = w[..., :-1], w[..., 1:]
-    ripple = 0.3 * _one_minus_cos(3 * math.pi * here) + 0.4 * _one_minus_cos(4 * math.pi * following)
+    ripple = 0.3 * _one_minus_cos(3 * math.pi * here) + 0.4 * _one_minus_cos(
+        4 * math.pi * following
+    )
     return (here.square() + 2 * following.square() + ripple).sum(-1)
 
 

@@ -14,7 +14,9 @@ from eigenstep.inference import Supervised
 from eigenstep.inference.gaussian import Blocks
 
 
-def linear_regression(inputs: Tensor, targets: Tensor, *, noise: float, prior_precision: float = 1.0) -> Supervised:
+def linear_regression(
+    inputs: Tensor, targets: Tensor, *, noise: float, prior_precision: float = 1.0
+) -> Supervised:
     """Return Bayesian linear regression; add a column of ones for an intercept.
 
     Args:
@@ -26,13 +28,19 @@ def linear_regression(inputs: Tensor, targets: Tensor, *, noise: float, prior_pr
     check_number(noise, "noise", 1e-300)
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
-        return 0.5 * ((output[0] - target) / noise).square() + math.log(noise) + 0.5 * math.log(2 * math.pi)
+        return (
+            0.5 * ((output[0] - target) / noise).square()
+            + math.log(noise)
+            + 0.5 * math.log(2 * math.pi)
+        )
 
     _check_matrix(inputs)
     return Supervised(_linear, loss, inputs, _vector(targets).to(inputs), prior_precision)
 
 
-def logistic_regression(inputs: Tensor, targets: Tensor, *, prior_precision: float = 1.0) -> Supervised:
+def logistic_regression(
+    inputs: Tensor, targets: Tensor, *, prior_precision: float = 1.0
+) -> Supervised:
     """Return Bayesian logistic regression; add a column of ones for an intercept.
 
     Args:
@@ -51,11 +59,9 @@ def classifier(
 ) -> tuple[Supervised, Blocks]:
     """Return a network with a softmax over classes, and its parameters as the mean to start from.
 
-    Args:
-        network: maps ``(C_in,)`` or ``(n, C_in)`` to logits; without dropout or batch normalization.
-        inputs: examples along the first axis.
-        targets: classes, shape ``(n,)``, integers.
-        prior_precision: of every parameter.
+    Args: network: maps ``(C_in,)`` or ``(n, C_in)`` to logits; without dropout or batch
+        normalization. inputs: examples along the first axis. targets: classes, shape ``(n,)``,
+        integers. prior_precision: of every parameter.
     """
     check_nonempty(inputs, "inputs")
     start = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
@@ -66,7 +72,9 @@ def classifier(
     with torch.no_grad():
         classes = predict(start, inputs[0]).shape[-1]
     if _vector(targets).is_floating_point() or not ((targets >= 0) & (targets < classes)).all():
-        raise ValueError(f"targets must be integers from 0 to {classes - 1}, the outputs of the network")
+        raise ValueError(
+            f"targets must be integers from 0 to {classes - 1}, the outputs of the network"
+        )
     return Supervised(predict, cross_entropy, inputs, targets, prior_precision, classes), start
 
 
@@ -85,8 +93,12 @@ def _check_matrix(inputs: Tensor) -> None:
 
 
 def _vector(targets: Tensor) -> Tensor:
-    """Return targets that are one number for each example, and raise for others: they would be broadcast."""
+    """Return targets that are one number for each example, and raise for others: they would be
+    broadcast.
+    """
     if not isinstance(targets, Tensor) or targets.ndim != 1:
-        shape = f"shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else describe(targets)
+        shape = (
+            f"shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else describe(targets)
+        )
         raise ValueError(f"targets must be a tensor of shape (n,), got {shape}")
     return targets

@@ -1,8 +1,9 @@
 """Two problems over positive-definite matrices whose solution is known.
 
-Log-det: ``l(S) = tr(S Q) - log det S``. Metric nearness: ``l(S) = 1/(2N) sum ||S Q x_i - x_i||^2``. Both are least at
-``S = Q^-1``. Values and derivatives are written by hand, for batches of matrices, for all ``x_i`` or for those that a
-minibatch picks; the same formulas serve torch and, after ``problem.numpy()``, numpy.
+Log-det: ``l(S) = tr(S Q) - log det S``. Metric nearness: ``l(S) = 1/(2N) sum ||S Q x_i - x_i||^2``.
+Both are least at ``S = Q^-1``. Values and derivatives are written by hand, for batches of matrices,
+for all ``x_i`` or for those that a minibatch picks; the same formulas serve torch and, after
+``problem.numpy()``, numpy.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class _Data:
 
 
 class LogDet(_Data):
-    """``tr(S Q) - log det S``; a minibatch sees the mean of some ``x_i x_i^T``, where ``Q`` is the mean of all."""
+    """``tr(S Q) - log det S``; a minibatch sees the mean of some ``x_i x_i^T``, where ``Q`` is the
+    mean of all.
+    """
 
     @cached_property
     def least(self) -> float:
@@ -85,13 +88,17 @@ class LogDet(_Data):
         return self.linalg.solve(S, self.linalg.solve(S, direction).swapaxes(-1, -2))
 
     def gap(self, S: Tensor) -> Tensor:
-        """Return how far the value is above the least, from the eigenvalues of ``S Q``: all one at the solution."""
+        """Return how far the value is above the least, from the eigenvalues of ``S Q``: all one at
+        the solution.
+        """
         excess = torch.linalg.eigvalsh(self._root.mT @ S @ self._root) - 1
         return (excess - torch.log1p(excess)).sum(-1)
 
 
 class Nearness(_Data):
-    """``1/(2N) sum ||S y_i - x_i||^2`` with ``y_i = Q x_i``; all agree on the solution, so minibatches do too."""
+    """``1/(2N) sum ||S y_i - x_i||^2`` with ``y_i = Q x_i``; all agree on the solution, so
+    minibatches do too.
+    """
 
     least = 0.0
 
@@ -114,11 +121,15 @@ class Nearness(_Data):
         return _symmetric((S @ y - x) @ y.swapaxes(-1, -2)) / x.shape[-1]
 
     def hessian(self, S: Array, direction: Array) -> Array:
-        """Return the mean of ``V y_i y_i^T``, made symmetric: the derivative of the gradient along ``V``."""
+        """Return the mean of ``V y_i y_i^T``, made symmetric: the derivative of the gradient along
+        ``V``.
+        """
         return _symmetric((direction @ self._y) @ self._y.swapaxes(-1, -2)) / self.x.shape[-1]
 
     def gap(self, S: Tensor) -> Tensor:
-        """Return how far the value is above the least, zero, from the second moment of all ``x_i``."""
+        """Return how far the value is above the least, zero, from the second moment of
+        all ``x_i``.
+        """
         error = S @ self.Q - torch.eye(self.size).to(S)
         return diagonal(error @ self._moment @ error.mT).sum(-1) / 2
 
@@ -130,8 +141,12 @@ def _symmetric(matrix: Array) -> Array:
     return (matrix + matrix.swapaxes(-1, -2)) / 2
 
 
-def random_spd(size: int, condition: float, generator: Generator, batch: tuple[int, ...] = ()) -> Tensor:
-    """Return matrices with random eigenvectors, and eigenvalues from 1 to ``condition`` on a logarithmic scale."""
+def random_spd(
+    size: int, condition: float, generator: Generator, batch: tuple[int, ...] = ()
+) -> Tensor:
+    """Return matrices with random eigenvectors, and eigenvalues from 1 to ``condition`` on a
+    logarithmic scale.
+    """
     draws = torch.randn(*batch, size, size, generator=generator, dtype=torch.float64)
     basis = torch.linalg.qr(draws)[0]
     eigs = torch.logspace(0, math.log10(condition), size, dtype=torch.float64)
@@ -160,5 +175,8 @@ def nearness(size: int, condition: float, seed: int, batch: tuple[int, ...] = ()
 
 PROBLEMS: Mapping[str, Callable[..., Problem]] = {"log-det": log_det, "nearness": nearness}
 """Problems by name, each a function of size, condition number and seed."""
-MINIBATCHES: Mapping[str, Callable[..., Problem]] = {"log-det": sampled_log_det, "nearness": nearness}
+MINIBATCHES: Mapping[str, Callable[..., Problem]] = {
+    "log-det": sampled_log_det,
+    "nearness": nearness,
+}
 """The same, fit for minibatches."""

@@ -1,7 +1,8 @@
 """Small training tasks on real data that every optimizer meets in the same way.
 
-A task fixes model, data, batch size and schedule; `train` runs it with one optimizer and seed, and records the loss.
-The seed decides the initial weights and the order of the data, so optimizers can be compared seed by seed.
+A task fixes model, data, batch size and schedule; `train` runs it with one optimizer and seed, and
+records the loss. The seed decides the initial weights and the order of the data, so optimizers can
+be compared seed by seed.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def picture_task(name: str, patch: int, width: int = 64, depth: int = 2) -> Task
 
 def hiera_task(name: str, patch: int, depths: tuple[int, ...]) -> Task:
     """Classify pictures of a dataset with a small hierarchical vision transformer."""
-    return _classification(name, f"{name}-hiera", partial(Hiera, patch=patch, width=16, depths=depths))
+    return _classification(
+        name, f"{name}-hiera", partial(Hiera, patch=patch, width=16, depths=depths)
+    )
 
 
 def _classification(dataset: str, name: str, network: Callable[..., nn.Module]) -> Task:
@@ -88,7 +91,9 @@ def text_task(name: str, width: int = 64, depth: int = 2) -> Task:
     def model(seed: int) -> nn.Module:
         return GPT(len(text.alphabet), length=length, width=width, depth=depth, seed=seed)
 
-    return Task(name, model, lambda generator, train: text.batch(8, length, generator, train=train), 256)
+    return Task(
+        name, model, lambda generator, train: text.batch(8, length, generator, train=train), 256
+    )
 
 
 TASKS: Mapping[str, Callable[[], Task]] = {
@@ -129,13 +134,10 @@ def train(
 ) -> Record:
     """Train a task's model once.
 
-    Args:
-        task: What to train.
-        make_optimizer: Builds the optimizer for the model; its learning rate is the highest of the schedule.
-        steps: Number of steps.
-        seed: Decides initial weights and batches.
-        dtype: Number format of the weights.
-        on_step: Called with the step's number and loss.
+    Args: task: What to train. make_optimizer: Builds the optimizer for the model; its learning rate
+        is the highest of the schedule. steps: Number of steps. seed: Decides initial weights and
+        batches. dtype: Number format of the weights. on_step: Called with the step's number and
+        loss.
     """
     model = task.model(seed).to(dtype)
     optimizer = make_optimizer(model)
@@ -165,7 +167,9 @@ def train(
 
 
 @torch.no_grad()
-def evaluate(task: Task, model: nn.Module, dtype: torch.dtype = torch.float32) -> tuple[float, float]:
+def evaluate(
+    task: Task, model: nn.Module, dtype: torch.dtype = torch.float32
+) -> tuple[float, float]:
     """Return held-out loss and error rate."""
     generator = Generator().manual_seed(TEST_SEED)
     losses, errors = [], []

@@ -3,11 +3,12 @@
   eigenstep soak                    15 minutes; ends with status 1 if anything was found
   eigenstep soak --only 4711        repeat one configuration, with the error's whole story
 
-Each configuration is a function of --seed and its number alone. Most train parameters of random shapes with random
-options of Spectral on a random stream of gradients (missing, NaN, zero, sparse, with spikes, fading, taking turns, huge
-and tiny) twice: once undisturbed, once killed and restored from a file now and then. Others search without gradients,
-or damage files. What must hold: nothing is lost, both trainings end with the same bits, no NaN comes from finite
-gradients, files that are damaged are refused with a sentence, and no step or move is beyond its bound.
+Each configuration is a function of --seed and its number alone. Most train parameters of random
+shapes with random options of Spectral on a random stream of gradients (missing, NaN, zero, sparse,
+with spikes, fading, taking turns, huge and tiny) twice: once undisturbed, once killed and restored
+from a file now and then. Others search without gradients, or damage files. What must hold: nothing
+is lost, both trainings end with the same bits, no NaN comes from finite gradients, files that are
+damaged are refused with a sentence, and no step or move is beyond its bound.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ KINDS: Mapping[str, tuple[Trial, float]] = {
     "search": (search, 0.1),
     "files": (damage_files, 0.05),
 }
-"""What is tried, and how often; a trial returns counts of what it did, and raises if something is wrong."""
+"""What is tried, and how often; a trial returns counts of what it did, and raises if something is
+wrong.
+"""
 ROUND = 10
 """Configurations that a process does before it reports."""
 ENOUGH = 20
@@ -63,11 +66,19 @@ class Failure:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how long, and which configurations."""
-    parser.add_argument("--minutes", type=float, default=15.0, help="when to stop (default: %(default)s)")
-    parser.add_argument("--seed", type=between(0, LARGEST_SEED), default=0, help="decides all chance (default: 0)")
-    parser.add_argument("--only", type=between(0, 10**9), metavar="N", help="do this configuration alone")
+    parser.add_argument(
+        "--minutes", type=float, default=15.0, help="when to stop (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=between(0, LARGEST_SEED), default=0, help="decides all chance (default: 0)"
+    )
+    parser.add_argument(
+        "--only", type=between(0, 10**9), metavar="N", help="do this configuration alone"
+    )
     cores = min(2, os.cpu_count() or 1)
-    parser.add_argument("--jobs", type=between(1, 256), default=cores, help="processes (default: %(default)s)")
+    parser.add_argument(
+        "--jobs", type=between(1, 256), default=cores, help="processes (default: %(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -82,12 +93,19 @@ def run(args: argparse.Namespace) -> None:
     if not args.minutes > 0:
         raise UserError(f"--minutes must be greater than 0, got {args.minutes}")
     counts, failures = soak(args.seed, args.minutes, args.jobs)
-    print_table(f"Soak, seed {args.seed}", ("what", "count"), [(name, f"{n:,}") for name, n in sorted(counts.items())])
+    print_table(
+        f"Soak, seed {args.seed}",
+        ("what", "count"),
+        [(name, f"{n:,}") for name, n in sorted(counts.items())],
+    )
     if failures:
         for failure in failures:
             print(f"configuration {failure.number}: {failure.error}")
         smallest = min(failures, key=lambda failure: (failure.size, failure.number))
-        print(f"{len(failures)} failed. Repeat: eigenstep soak --seed {args.seed} --only {smallest.number}")
+        print(
+            f"{len(failures)} failed. Repeat: eigenstep soak --seed {args.seed} --only "
+            f"{smallest.number}"
+        )
         raise SystemExit(1)
     print("Nothing broke.")
 
@@ -107,7 +125,9 @@ def soak(seed: int, minutes: float, jobs: int) -> tuple[Counter[str], list[Failu
     return counts, failures
 
 
-def _rounds(seed: int, jobs: int, wanted: Callable[[], bool]) -> Iterator[tuple[Counter[str], list[Failure]]]:
+def _rounds(
+    seed: int, jobs: int, wanted: Callable[[], bool]
+) -> Iterator[tuple[Counter[str], list[Failure]]]:
     numbers = (range(start, start + ROUND) for start in itertools.count(0, ROUND))
     if jobs == 1:
         while wanted():

@@ -1,4 +1,6 @@
-"""Files that are damaged at random: every reader says so in a sentence, and none returns something else."""
+"""Files that are damaged at random: every reader says so in a sentence, and none returns something
+else.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,17 @@ SPOILS: tuple[Callable[[Tensor], Any], ...] = (
 
 
 def damage_files(chance: np.random.Generator) -> dict[str, int]:
-    """Write a checkpoint and a history, damage each in some ways, and try to read them; the same with states."""
+    """Write a checkpoint and a history, damage each in some ways, and try to read them; the same
+    with states.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder, noticed = Path(name), 0
         weights = torch.from_numpy(chance.standard_normal((5, 7)))
         path = checkpoint.save(folder, 1, {"weights": weights, "step": 1, "text": "ä"})
-        check(torch.equal(checkpoint.load(path)["weights"], weights), "a checkpoint is not what was saved")
+        check(
+            torch.equal(checkpoint.load(path)["weights"], weights),
+            "a checkpoint is not what was saved",
+        )
         whole = path.read_bytes()
         for _ in range(5):
             path.write_bytes(_damaged(chance, whole))
@@ -51,7 +58,11 @@ def damage_files(chance: np.random.Generator) -> dict[str, int]:
             else:
                 check(path.read_bytes() == whole, "a damaged checkpoint was read")
         noticed += _damage_history(chance, folder / "history.npz")
-    return {"damaged files": 10, "damage noticed": noticed, "damaged states": _damage_states(chance)}
+    return {
+        "damaged files": 10,
+        "damage noticed": noticed,
+        "damaged states": _damage_states(chance),
+    }
 
 
 def _damage_states(chance: np.random.Generator) -> int:
@@ -70,7 +81,8 @@ def _damage_states(chance: np.random.Generator) -> int:
             optimizer.load_state_dict({**whole, "state": {0: own}})
         except ValueError:
             check(
-                same(optimizer.state_dict(), before), f"a state with a spoiled {name} was refused but changed something"
+                same(optimizer.state_dict(), before),
+                f"a state with a spoiled {name} was refused but changed something",
             )
         else:
             raise AssertionError(f"a spoiled {name} of a state was accepted")
@@ -98,7 +110,11 @@ def _damaged(chance: np.random.Generator, whole: bytes) -> bytes:
     place, other = (int(chance.integers(len(whole))) for _ in range(2))
     way = chance.integers(4)
     if way == 0:
-        return whole[:place] + bytes([whole[place] ^ (1 << int(chance.integers(8)))]) + whole[place + 1 :]
+        return (
+            whole[:place]
+            + bytes([whole[place] ^ (1 << int(chance.integers(8)))])
+            + whole[place + 1 :]
+        )
     if way == 1:
         return whole[:place]
     if way == 2:

@@ -25,7 +25,12 @@ SHAPES: Mapping[tuple[int, ...], tuple[Mapping[str, Any], ...]] = {
     (4, 16): (),
     (16, 8): (),
     (40, 32): (),
-    (12, 4): ({"split_sizes": (4, 8)}, {"split_sizes": (1, 11)}, {"num_heads": 3}, {"num_heads": 2, "split_dim": 1}),
+    (12, 4): (
+        {"split_sizes": (4, 8)},
+        {"split_sizes": (1, 11)},
+        {"num_heads": 3},
+        {"num_heads": 2, "split_dim": 1},
+    ),
     (24, 6): ({"num_heads": 4}, {"split_sizes": (4, 2), "split_dim": 1}),
     (48, 16): (
         {"split_sizes": (16, 16, 16)},
@@ -37,7 +42,9 @@ SHAPES: Mapping[tuple[int, ...], tuple[Mapping[str, Any], ...]] = {
     (4, 2, 3, 3): ({"batch_dims": 1}, {"batch_dims": 2}),
     EMBEDDING: (),
 }
-"""Shapes of parameters, and options that some of them get for what they hold: experts, fused projections, heads."""
+"""Shapes of parameters, and options that some of them get for what they hold: experts, fused
+projections, heads.
+"""
 TYPICAL: Mapping[str, tuple[Any, ...]] = {
     "interval": (1, 2, 5, [(0, 1), (7, 3)]),
     "nesterov": (0.0, 0.1, 0.2),
@@ -74,29 +81,34 @@ RARE: Mapping[str, tuple[Any, ...]] = {
 }
 """Options that change how large steps are, or how exact."""
 BETAS = ((0.5, 0.9), (0.9, 0.9), (0.9, 0.95), (0.95, 0.95), (0.9, 0.99), (0.95, 0.99))
-"""Second moments forget at most twice as fast as the momentum; with others, AdamW's own steps exceed the bound."""
-ODD_BETAS = ((0.0, 0.9), (0.0, 0.95), (0.99, 0.5), (0.95, 0.5), (0.9, 0.5), (0.9, 0.999), (0.99, 0.999), (0.99, 0.9))
+"""Second moments forget at most twice as fast as the momentum; with others, AdamW's own steps
+exceed the bound.
+"""
+ODD_BETAS = (
+    (0.0, 0.9),
+    (0.0, 0.95),
+    (0.99, 0.5),
+    (0.95, 0.5),
+    (0.9, 0.5),
+    (0.9, 0.999),
+    (0.99, 0.999),
+    (0.99, 0.9),
+)
 
 
 @dataclass(frozen=True)
 class Plan:
     """One configuration.
 
-    Attributes:
-        options: Of Spectral, beside learning rate and betas.
-        lr: Learning rate.
-        betas: Decay rates.
-        dtype: Number format of the weights.
-        start: First weights.
-        layouts: Options of each of them alone.
-        rare: Which of them are embeddings, which step as in AdamW.
-        model: Whether they are those of `Network`, and the optimizer finds out by itself what they are.
-        streams: Gradients of each parameter, steps × shape.
-        missing: Steps × parameters, where a gradient is None.
-        broken: What every entry of some gradient is at a step, NaN or infinite; 0 if all is well.
-        kills: Steps before which the training is killed and restored.
-        light: Before which step another training goes on from a checkpoint without bases.
-        bounded: Whether moves have a bound.
+    Attributes: options: Of Spectral, beside learning rate and betas. lr: Learning rate. betas:
+        Decay rates. dtype: Number format of the weights. start: First weights. layouts: Options of
+        each of them alone. rare: Which of them are embeddings, which step as in AdamW. model:
+        Whether they are those of `Network`, and the optimizer finds out by itself what they are.
+        streams: Gradients of each parameter, steps × shape. missing: Steps × parameters, where a
+        gradient is None. broken: What every entry of some gradient is at a step, NaN or infinite; 0
+        if all is well. kills: Steps before which the training is killed and restored. light: Before
+        which step another training goes on from a checkpoint without bases. bounded: Whether moves
+        have a bound.
     """
 
     options: Mapping[str, Any]
@@ -119,9 +131,11 @@ class Plan:
         shapes = [tuple(start.shape) for start in self.start]
         largest = [f"{float(stream.abs().max()):.1e}" for stream in self.streams]
         return (
-            f"options {dict(self.options)}, layouts {self.layouts}, {'model, ' * self.model}lr {self.lr:.3g}, "
+            f"options {dict(self.options)}, layouts {self.layouts}, {'model, ' * self.model}lr "
+            f"{self.lr:.3g}, "
             f"betas {self.betas}, {self.dtype}, shapes {shapes}, "
-            f"largest gradients {largest}, {len(self.missing)} steps, killed before {sorted(self.kills)}"
+            f"largest gradients {largest}, {len(self.missing)} steps, killed before "
+            f"{sorted(self.kills)}"
         )
 
 
@@ -137,7 +151,11 @@ def draw(chance: np.random.Generator) -> Plan:
     layouts = [_layout(chance, shape) if not model else {} for shape in shapes]
     bounded = bool(chance.random() < 0.5)
     tables = [TYPICAL] if bounded else [TYPICAL, RARE]
-    options = {name: values[chance.integers(len(values))] for table in tables for name, values in table.items()}
+    options = {
+        name: values[chance.integers(len(values))]
+        for table in tables
+        for name, values in table.items()
+    }
     # Most of them as they are by default, so that the few that are not stand out.
     options = {name: value for name, value in options.items() if chance.random() < 0.4}
     options = {"weight_decay": 0.0, **options, "nonfinite": str(chance.choice(["raise", "skip"]))}
@@ -147,7 +165,9 @@ def draw(chance: np.random.Generator) -> Plan:
     scales = 10.0 ** chance.choice([-44, -30, -10, -3, 0, 0, 0, 3, 10, 30, 37.5], size=len(shapes))
     limit = torch.finfo(dtype).max
     streams = [
-        gradients(chance, str(chance.choice(list(PATTERNS))), shape, steps, scale).clamp(-limit, limit).to(dtype)
+        gradients(chance, str(chance.choice(list(PATTERNS))), shape, steps, scale)
+        .clamp(-limit, limit)
+        .to(dtype)
         for shape, scale in zip(shapes, scales, strict=True)
     ]
     count = int(chance.integers(0, 4))
@@ -158,11 +178,18 @@ def draw(chance: np.random.Generator) -> Plan:
         dtype=dtype,
         start=[torch.from_numpy(chance.standard_normal(shape)).to(dtype) for shape in shapes],
         layouts=layouts,
-        rare=[shape == (Network.WORDS if model else EMBEDDING) and _recognized(options, model) for shape in shapes],
+        rare=[
+            shape == (Network.WORDS if model else EMBEDDING) and _recognized(options, model)
+            for shape in shapes
+        ],
         model=model,
         streams=streams,
         missing=chance.random((steps, len(shapes))) < chance.choice([0.0, 0.1, 0.5]),
-        broken=np.where(chance.random(steps) < 0.05, chance.choice([math.nan, math.inf, -math.inf], size=steps), 0.0),
+        broken=np.where(
+            chance.random(steps) < 0.05,
+            chance.choice([math.nan, math.inf, -math.inf], size=steps),
+            0.0,
+        ),
         kills=frozenset(chance.integers(0, steps, size=count).tolist()),
         light=int(chance.integers(0, 2 * steps)),
         bounded=bounded,
@@ -175,7 +202,9 @@ def _layout(chance: np.random.Generator, shape: tuple[int, ...]) -> Mapping[str,
 
 
 def _recognized(options: Mapping[str, Any], model: bool) -> bool:
-    """Tell whether embeddings are stepped as such; products of eigenvalues are not those of AdamW."""
+    """Tell whether embeddings are stepped as such; products of eigenvalues are not
+    those of AdamW.
+    """
     corrected = options.get("eigenvalues", "corrected") == "corrected"
     return model or (options.get("structure", "auto") == "auto" and corrected)
 

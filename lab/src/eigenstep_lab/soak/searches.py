@@ -23,11 +23,15 @@ def _values(chance: np.random.Generator, points: np.ndarray) -> np.ndarray:
     """Return values of a simple function, some of them strange."""
     found: np.ndarray = (points**2).sum(-1)
     strange = chance.random(len(points)) < chance.choice([0.0, 0.0, 0.1, 0.9])
-    return np.where(strange, chance.choice([math.nan, math.inf, 1e300, 0.5], size=len(points)), found)
+    return np.where(
+        strange, chance.choice([math.nan, math.inf, 1e300, 0.5], size=len(points)), found
+    )
 
 
 def search(chance: np.random.Generator) -> dict[str, int]:
-    """Search twice, undisturbed and restored before every generation, with the same values told to both."""
+    """Search twice, undisturbed and restored before every generation, with the same values told to
+    both.
+    """
     dimension = int(chance.integers(1, 9))
     options: dict[str, Any] = {
         "method": METHODS[chance.integers(len(METHODS))],
@@ -37,7 +41,10 @@ def search(chance: np.random.Generator) -> dict[str, int]:
         "noisy": bool(chance.random() < 0.2),
         "max_evals": 400,
     }
-    start, sigma = chance.standard_normal(dimension).clip(-2, 3), float(10.0 ** chance.uniform(-3, 1))
+    start, sigma = (
+        chance.standard_normal(dimension).clip(-2, 3),
+        float(10.0 ** chance.uniform(-3, 1)),
+    )
     undisturbed, disturbed = (Search(start, sigma, **options) for _ in range(2))
     told: list[float] = []
     tells = 0
@@ -55,7 +62,10 @@ def search(chance: np.random.Generator) -> dict[str, int]:
         tells += 1
     check(undisturbed.evaluations == len(told), "evaluations were lost")
     finite = [value for value in told if math.isfinite(value)]
-    check(options["noisy"] or not finite or undisturbed.best_fun == min(finite), "the best value was lost")
+    check(
+        options["noisy"] or not finite or undisturbed.best_fun == min(finite),
+        "the best value was lost",
+    )
     _check_history(undisturbed.history)
     return {"tells": tells, "evaluations": len(told)}
 

@@ -1,4 +1,6 @@
-"""Streams of gradients for one parameter: how large each entry is at each step, whatever its sign."""
+"""Streams of gradients for one parameter: how large each entry is at each step,
+whatever its sign.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,16 @@ def _late(chance: np.random.Generator, shape: tuple[int, ...], steps: int) -> np
 
 
 def _sparse(chance: np.random.Generator, shape: tuple[int, ...], steps: int) -> np.ndarray:
-    return _noise(chance, shape, steps) * (chance.random((steps, *shape)) < chance.choice([0.01, 0.05, 0.3]))
+    return _noise(chance, shape, steps) * (
+        chance.random((steps, *shape)) < chance.choice([0.01, 0.05, 0.3])
+    )
 
 
 def _spikes(chance: np.random.Generator, shape: tuple[int, ...], steps: int) -> np.ndarray:
     loud = chance.random(steps) < 0.1
-    return _noise(chance, shape, steps) * np.where(loud, chance.choice([1e4, 1e6]), 1.0).reshape(-1, *[1] * len(shape))
+    return _noise(chance, shape, steps) * np.where(loud, chance.choice([1e4, 1e6]), 1.0).reshape(
+        -1, *[1] * len(shape)
+    )
 
 
 def _fading(chance: np.random.Generator, shape: tuple[int, ...], steps: int) -> np.ndarray:
@@ -63,9 +69,9 @@ def _alternating(chance: np.random.Generator, shape: tuple[int, ...], steps: int
 
 
 def _low_rank(chance: np.random.Generator, shape: tuple[int, ...], steps: int) -> np.ndarray:
-    return np.broadcast_to(chance.standard_normal(shape[-1:]), (steps, *shape)) * chance.standard_normal(
-        (steps, *shape[:-1], 1)
-    )
+    return np.broadcast_to(
+        chance.standard_normal(shape[-1:]), (steps, *shape)
+    ) * chance.standard_normal((steps, *shape[:-1], 1))
 
 
 PATTERNS: Mapping[str, Pattern] = {
@@ -82,7 +88,9 @@ PATTERNS: Mapping[str, Pattern] = {
 }
 
 
-def gradients(chance: np.random.Generator, pattern: str, shape: tuple[int, ...], steps: int, scale: float) -> Tensor:
+def gradients(
+    chance: np.random.Generator, pattern: str, shape: tuple[int, ...], steps: int, scale: float
+) -> Tensor:
     """Return all gradients of a parameter, steps × shape, in double precision.
 
     Args:

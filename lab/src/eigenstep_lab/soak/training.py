@@ -14,7 +14,9 @@ from eigenstep.optim import Spectral
 from .plans import Network, Plan, draw
 
 LARGEST_STEP = 3.0
-"""Largest root mean square of one step: of a matrix in learning rates, of a vector in AdamW's largest steps."""
+"""Largest root mean square of one step: of a matrix in learning rates, of a vector in AdamW's
+largest steps.
+"""
 LARGEST_MOVE = 3.0
 """Largest root mean square of a matrix's whole move, in moves of AdamW with the same betas."""
 
@@ -33,7 +35,9 @@ class Training:
             return
         self.weights = [torch.nn.Parameter(start.clone()) for start in plan.start]
         pairs = list(zip(self.weights, plan.layouts, strict=True))
-        groups: list[dict[str, Any]] = [{"params": [weight], **layout} for weight, layout in pairs if layout]
+        groups: list[dict[str, Any]] = [
+            {"params": [weight], **layout} for weight, layout in pairs if layout
+        ]
         usual = [weight for weight, layout in pairs if not layout]
         groups += [{"params": usual}] if usual else []
         self.optimizer = Spectral(groups, plan.lr, plan.betas, **plan.options)
@@ -41,7 +45,11 @@ class Training:
     @property
     def rates(self) -> list[float]:
         """The learning rate of each parameter: tables of a model have larger ones."""
-        rates = {weight: group["lr"] for group in self.optimizer.param_groups for weight in group["params"]}
+        rates = {
+            weight: group["lr"]
+            for group in self.optimizer.param_groups
+            for weight in group["params"]
+        }
         return [rates[weight] for weight in self.weights]
 
     def _copy(self, weights: list[Tensor]) -> None:
@@ -50,9 +58,18 @@ class Training:
                 ours.copy_(theirs)
 
     def saved(self, bases: bool = True) -> list[Any]:
-        """Write everything that decides how the training goes on to a file, and return what is in the file."""
+        """Write everything that decides how the training goes on to a file, and return what is in
+        the file.
+        """
         file = io.BytesIO()
-        torch.save([self.taken, [w.detach() for w in self.weights], self.optimizer.state_dict(bases=bases)], file)
+        torch.save(
+            [
+                self.taken,
+                [w.detach() for w in self.weights],
+                self.optimizer.state_dict(bases=bases),
+            ],
+            file,
+        )
         file.seek(0)
         content: list[Any] = torch.load(file, weights_only=True)
         for group in content[-1]["param_groups"]:
@@ -71,7 +88,9 @@ class Training:
     def step(self, number: int) -> bool:
         """Take a step, and tell whether there was one to take."""
         plan = self.plan
-        for weight, stream, missing in zip(self.weights, plan.streams, plan.missing[number], strict=True):
+        for weight, stream, missing in zip(
+            self.weights, plan.streams, plan.missing[number], strict=True
+        ):
             weight.grad = None if missing else stream[number].clone()
         there = [weight for weight in self.weights if weight.grad is not None]
         broken = bool(there) and plan.broken[number] != 0
@@ -83,10 +102,17 @@ class Training:
         try:
             self.optimizer.step()
         except ValueError as error:
-            if not broken or plan.options["nonfinite"] != "raise" or "nothing was changed" not in str(error):
+            if (
+                not broken
+                or plan.options["nonfinite"] != "raise"
+                or "nothing was changed" not in str(error)
+            ):
                 raise
         if broken:
-            check(same(self.saved(), before), "a step with gradients that are not finite changed something")
+            check(
+                same(self.saved(), before),
+                "a step with gradients that are not finite changed something",
+            )
             return False
         self.taken += 1
         return bool(there)
@@ -119,7 +145,14 @@ def train(chance: np.random.Generator) -> dict[str, int]:
         return {"options refused": 1}
     disturbed, light = Training(plan), None
     counts = dict.fromkeys(
-        ("steps", "kills", "steps left out", "steps without old bases", "moves compared with AdamW"), 0
+        (
+            "steps",
+            "kills",
+            "steps left out",
+            "steps without old bases",
+            "moves compared with AdamW",
+        ),
+        0,
     )
     adam = _Adam(plan, undisturbed.rates) if plan.bounded else None
     for number in range(len(plan.missing)):
@@ -144,7 +177,10 @@ def train(chance: np.random.Generator) -> dict[str, int]:
         disturbed.step(number)
     if adam is not None:
         counts["moves compared with AdamW"] = adam.compare(undisturbed)
-    check(same(undisturbed.saved(), disturbed.saved()), f"a training that was killed at {sorted(plan.kills)} differs")
+    check(
+        same(undisturbed.saved(), disturbed.saved()),
+        f"a training that was killed at {sorted(plan.kills)} differs",
+    )
     for weight, missing in zip(undisturbed.weights, plan.missing.T, strict=True):
         had_gradients = bool((~missing & (plan.broken == 0)).any())
         check(
@@ -176,20 +212,26 @@ def _check_step(adam: _Adam, before: list[Tensor], training: Training, number: i
         usual = max(1.0, adam.largest[index] / adam.rates[index]) if as_adam else 1.0
         check(
             step <= LARGEST_STEP * usual + rounding,
-            f"step {number} moves weights {index} of shape {tuple(old.shape)} by {step:.3g} learning rates",
+            f"step {number} moves weights {index} of shape {tuple(old.shape)} by {step:.3g} "
+            "learning rates",
         )
 
 
 class _Adam:
-    """AdamW on the same gradients at the same rates, in double precision, where no square is too small or too large.
+    """AdamW on the same gradients at the same rates, in double precision, where no square is too
+    small or too large.
 
-    Where Spectral is AdamW in single precision, gradients count up to what can be squared there, for both.
+    Where Spectral is AdamW in single precision, gradients count up to what can be squared there,
+    for both.
     """
 
     def __init__(self, plan: Plan, rates: list[float]) -> None:
         self.plan, self.rates = plan, rates
         self.weights = [torch.nn.Parameter(start.double()) for start in plan.start]
-        groups = [{"params": [weight], "lr": rate} for weight, rate in zip(self.weights, rates, strict=True)]
+        groups = [
+            {"params": [weight], "lr": rate}
+            for weight, rate in zip(self.weights, rates, strict=True)
+        ]
         self.optimizer = torch.optim.AdamW(groups, betas=plan.betas, eps=1e-300, weight_decay=0.0)
         self.farthest = [0.0 for _ in self.weights]
         self.theirs = [0.0 for _ in self.weights]
@@ -197,29 +239,45 @@ class _Adam:
         self.way = [0.0 for _ in self.weights]
 
     def step(self, training: Training) -> None:
-        """Take a step with the gradients of a training, and note how far both are from where they began."""
+        """Take a step with the gradients of a training, and note how far both are from where they
+        began.
+        """
         most = torch.finfo(torch.float32).max ** 0.5 / 16
         for weight, same in zip(self.weights, training.weights, strict=True):
             weight.grad = None if same.grad is None else same.grad.double()
-            has_basis = any(name.startswith("basis") for name in training.optimizer.state.get(same, {}))
+            has_basis = any(
+                name.startswith("basis") for name in training.optimizer.state.get(same, {})
+            )
             if weight.grad is not None and not has_basis:
                 weight.grad.clamp_(-most, most)
         before = [weight.detach().clone() for weight in self.weights]
         self.optimizer.step()
         for index, start in enumerate(self.plan.start):
             length = rms(self.weights[index].detach() - before[index])
-            self.largest[index], self.way[index] = max(self.largest[index], length), self.way[index] + length
-            self.farthest[index] = max(self.farthest[index], rms(self.weights[index].detach() - start.double()))
+            self.largest[index], self.way[index] = (
+                max(self.largest[index], length),
+                self.way[index] + length,
+            )
+            self.farthest[index] = max(
+                self.farthest[index], rms(self.weights[index].detach() - start.double())
+            )
             move = rms(training.weights[index].detach().double() - start.double())
             self.theirs[index] = max(self.theirs[index], move)
 
     def compare(self, training: Training) -> int:
-        """Check that no matrix went too far: farther than AdamW's whole way, where that goes back and forth."""
+        """Check that no matrix went too far: farther than AdamW's whole way, where that goes back
+        and forth.
+        """
         for index, (ours, adams) in enumerate(zip(self.theirs, self.farthest, strict=True)):
-            rounding = len(self.plan.missing) * torch.finfo(self.plan.dtype).eps * rms(self.plan.start[index])
+            rounding = (
+                len(self.plan.missing)
+                * torch.finfo(self.plan.dtype).eps
+                * rms(self.plan.start[index])
+            )
             check(
                 ours <= max(LARGEST_MOVE * adams, self.way[index]) + rounding,
                 f"weights {index} of shape {tuple(self.plan.start[index].shape)} move by "
-                f"{ours / self.rates[index]:.3g} learning rates where AdamW moves by {adams / self.rates[index]:.3g}",
+                f"{ours / self.rates[index]:.3g} learning rates where AdamW moves by "
+                f"{adams / self.rates[index]:.3g}",
             )
         return len(self.weights)

@@ -1,6 +1,7 @@
 """Random changes of training pictures: crops, mirror images, MixUp and CutMix.
 
-All randomness comes from the `numpy.random.Generator` that is passed in, so that a step can be repeated.
+All randomness comes from the `numpy.random.Generator` that is passed in, so that a step can be
+repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ WIDEST = 4 / 3
 
 
 def middle_square(aspect: float) -> Box:
-    """Return the largest square in the middle of a picture that is `aspect` times as wide as high."""
+    """Return the largest square in the middle of a picture that is `aspect` times as
+    wide as high.
+    """
     width, height = min(1.0, 1 / aspect), min(1.0, aspect)
     return (1 - width) / 2, (1 - height) / 2, width, height
 
@@ -36,8 +39,16 @@ def random_box(uniforms: Numbers, aspect: float, smallest: float) -> Box:
     """
     area = smallest + (1 - smallest) * uniforms[0]
     shape = WIDEST ** (2 * uniforms[1] - 1)
-    width, height = min(1.0, (area * shape / aspect) ** 0.5), min(1.0, (area / shape * aspect) ** 0.5)
-    return float(uniforms[2] * (1 - width)), float(uniforms[3] * (1 - height)), float(width), float(height)
+    width, height = (
+        min(1.0, (area * shape / aspect) ** 0.5),
+        min(1.0, (area / shape * aspect) ** 0.5),
+    )
+    return (
+        float(uniforms[2] * (1 - width)),
+        float(uniforms[3] * (1 - height)),
+        float(width),
+        float(height),
+    )
 
 
 def cut(pictures: Tensor, boxes: list[Box], mirrored: list[bool]) -> Tensor:
@@ -54,17 +65,29 @@ def cut(pictures: Tensor, boxes: list[Box], mirrored: list[bool]) -> Tensor:
     # An affine map from the new picture's coordinates, between -1 and 1, to the old one's.
     across = torch.stack([sign * width, zero, 2 * left + width - 1], dim=1)
     down = torch.stack([zero, height, 2 * top + height - 1], dim=1)
-    grid = F.affine_grid(torch.stack([across, down], dim=1), list(pictures.shape), align_corners=False)
-    return F.grid_sample(pictures, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    grid = F.affine_grid(
+        torch.stack([across, down], dim=1), list(pictures.shape), align_corners=False
+    )
+    return F.grid_sample(
+        pictures, grid, mode="bilinear", padding_mode="border", align_corners=False
+    )
 
 
 def mix(
-    pictures: Tensor, labels: Tensor, classes: int, random: Generator, *, mixup: float = 0.0, cutmix: float = 0.0
+    pictures: Tensor,
+    labels: Tensor,
+    classes: int,
+    random: Generator,
+    *,
+    mixup: float = 0.0,
+    cutmix: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Mix each picture with its neighbor in the batch, and the labels alike; the labels become probabilities.
+    """Mix each picture with its neighbor in the batch, and the labels alike; the labels become
+    probabilities.
 
-    MixUp (Zhang et al., 2017) averages the two pictures, CutMix (Yun et al., 2019) pastes a rectangle of one into the
-    other. The shares are drawn from a Beta(a, a) distribution, once for the batch. If both are on, a coin decides.
+    MixUp (Zhang et al., 2017) averages the two pictures, CutMix (Yun et al., 2019) pastes a
+    rectangle of one into the other. The shares are drawn from a Beta(a, a) distribution, once for
+    the batch. If both are on, a coin decides.
 
     Args:
         pictures: Batch × channels × height × width.
@@ -82,10 +105,13 @@ def mix(
     neighbors = pictures.roll(1, 0)
     if paste:
         high, wide = pictures.shape[-2:]
-        (top, bottom), (left, right) = (_stretch(side, (1 - share) ** 0.5, random) for side in (high, wide))
+        (top, bottom), (left, right) = (
+            _stretch(side, (1 - share) ** 0.5, random) for side in (high, wide)
+        )
         pictures = pictures.clone()
         pictures[..., top:bottom, left:right] = neighbors[..., top:bottom, left:right]
-        share = 1 - (bottom - top) * (right - left) / (high * wide)  # what the edges of the picture have left of it
+        # What the edges of the picture have left of it
+        share = 1 - (bottom - top) * (right - left) / (high * wide)
     else:
         pictures = share * pictures + (1 - share) * neighbors
     probabilities = F.one_hot(labels, classes).float()

@@ -35,10 +35,14 @@ def build_model(settings: Settings, feed: Feed) -> nn.Module:
         raise UserError(f"model {name} does not fit the data: {settings.data} is {kind}")
     network, options = NETWORKS[name]
     known = inspect.signature(network).parameters.values()
-    allowed = [p.name for p in known if p.kind is p.KEYWORD_ONLY and p.name not in ("seed", "length")]
+    allowed = [
+        p.name for p in known if p.kind is p.KEYWORD_ONLY and p.name not in ("seed", "length")
+    ]
     unknown = sorted(set(settings.model_option) - set(allowed))
     if unknown:
-        raise UserError(f"model {name} has no option {', '.join(unknown)}: expected {', '.join(allowed)}")
+        raise UserError(
+            f"model {name} has no option {', '.join(unknown)}: expected {', '.join(allowed)}"
+        )
     return feed.build(network, {**options, **settings.model_option, "seed": settings.seed})
 
 
@@ -51,27 +55,41 @@ def build_optimizer(settings: Settings, model: nn.Module) -> Optimizer:
     except UserError:
         raise
     except (TypeError, ValueError) as error:
-        raise UserError(f"optimizer {settings.optimizer} with options {settings.option}: {error}") from error
+        raise UserError(
+            f"optimizer {settings.optimizer} with options {settings.option}: {error}"
+        ) from error
 
 
 def _translate(name: str, value: Any) -> Any:
-    """Translate what TOML cannot say: no value, tuples, and the number formats of Spectral's state."""
+    """Translate what TOML cannot say: no value, tuples, and the number formats of
+    Spectral's state.
+    """
     if value == "none":
         return None
     if name.endswith("betas"):
         return tuple(value)
     if name in ("basis_dtype", "state_dtype"):
-        return {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}.get(value, value)
+        return {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}.get(
+            value, value
+        )
     return value
 
 
 def choose_device(name: str) -> torch.device:
     """Return the device of that name; "auto" takes a GPU if there is one."""
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = (
+            "cuda"
+            if torch.cuda.is_available()
+            else "mps"
+            if torch.backends.mps.is_available()
+            else "cpu"
+        )
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"device {name!r} cannot be used here: {str(error).splitlines()[0]}"
+        ) from error
     return device

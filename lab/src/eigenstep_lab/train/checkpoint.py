@@ -1,7 +1,8 @@
 """Checkpoints: written whole or not at all, checked when they are read, and exact.
 
-A run keeps its two newest checkpoints. If the newest is damaged (by a failing disk, say), deleting it makes the run go
-on from the one before. Beside every file lies its checksum, NAME.sha256; a folder holds its own, SHA256SUMS.
+A run keeps its two newest checkpoints. If the newest is damaged (by a failing disk, say), deleting
+it makes the run go on from the one before. Beside every file lies its checksum, NAME.sha256; a
+folder holds its own, SHA256SUMS.
 """
 
 from __future__ import annotations
@@ -27,9 +28,18 @@ _SHAMPOO = "pytorch_optimizer.optimizer.utils"
 CLASSES = {
     f"{_SHAMPOO}.partition": ("PreConditionerType", "BlockPartitioner"),
     f"{_SHAMPOO}.preconditioner": ("PreConditioner",),
-    f"{_SHAMPOO}.graft": ("LayerWiseGrafting", "Graft", "SGDGraft", "SQRTNGraft", "AdaGradGraft", "RMSPropGraft"),
+    f"{_SHAMPOO}.graft": (
+        "LayerWiseGrafting",
+        "Graft",
+        "SGDGraft",
+        "SQRTNGraft",
+        "AdaGradGraft",
+        "RMSPropGraft",
+    ),
 }
-"""All classes that a checkpoint may hold besides plain data, by module: Scalable Shampoo keeps objects of its own."""
+"""All classes that a checkpoint may hold besides plain data, by module: Scalable Shampoo keeps
+objects of its own.
+"""
 
 
 def save(directory: Path, step: int, content: dict[str, Any]) -> Path:
@@ -55,8 +65,12 @@ def _checksum_of(path: Path) -> Path:
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """List the checkpoints of a run, the newest last: files, or folders to which several processes wrote."""
-    return sorted([*directory.glob("step-*.pt"), *directory.glob("step-*.dcp")], key=lambda path: path.stem)
+    """List the checkpoints of a run, the newest last: files, or folders to which several processes
+    wrote.
+    """
+    return sorted(
+        [*directory.glob("step-*.pt"), *directory.glob("step-*.dcp")], key=lambda path: path.stem
+    )
 
 
 def drop_old(directory: Path) -> None:
@@ -103,25 +117,35 @@ def damaged(path: Path, error: BaseException) -> UserError:
     others = [other.name for other in list_checkpoints(path.parent) if other.stem < path.stem]
     instead = f"go on from {others[-1]}" if others else "begin anew"
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return UserError(f"the checkpoint {path} is damaged ({reason}): delete it and repeat the command to {instead}")
+    return UserError(
+        f"the checkpoint {path} is damaged ({reason}): delete it and repeat the command to "
+        f"{instead}"
+    )
 
 
 def _allowed(names: list[str]) -> list[Any]:
     """Import those of some classes, given by their full names, that a checkpoint may hold."""
     found = []
     for module, classes in CLASSES.items():
-        found += [getattr(importlib.import_module(module), name) for name in classes if f"{module}.{name}" in names]
+        found += [
+            getattr(importlib.import_module(module), name)
+            for name in classes
+            if f"{module}.{name}" in names
+        ]
     return found
 
 
 def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """Load an optimizer's state exactly as it was saved."""
     optimizer.load_state_dict(saved)
-    # torch casts state to the number format of the weights, which loses digits where the optimizer keeps more.
+    # torch casts state to the number format of the weights, which loses digits where the optimizer
+    # keeps more.
     for old, group in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         for index, parameter in zip(old["params"], group["params"], strict=True):
             if index in saved["state"]:
-                optimizer.state[parameter] = _uncast(optimizer.state[parameter], saved["state"][index])
+                optimizer.state[parameter] = _uncast(
+                    optimizer.state[parameter], saved["state"][index]
+                )
 
 
 def _uncast(loaded: Any, saved: Any) -> Any:

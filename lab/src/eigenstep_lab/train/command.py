@@ -1,21 +1,24 @@
-"""Train a transformer on pictures or text with any optimizer, in a run that can be interrupted and goes on exactly.
+"""Train a transformer on pictures or text with any optimizer, in a run that can be interrupted and
+goes on exactly.
 
-  eigenstep train                                              a small ViT on handwritten digits, with Spectral
-  eigenstep train --data cifar-10 --flip --crop 0.5 --optimizer muon --lr 0.01
-  eigenstep train --data shakespeare --train-for '2000 steps' --model-option depth=6
-  eigenstep train --data novel.txt --option root=4 --option basis_dtype=bfloat16
-  eigenstep train --config plainvit-imagewoof --data ~/imagewoof2 --workers 8
-  torchrun --nproc-per-node 8 -m eigenstep_lab.cli train --parallel fsdp2 ...
+  eigenstep train                                              a small ViT on handwritten digits,
+  with Spectral eigenstep train --data cifar-10 --flip --crop 0.5 --optimizer muon --lr 0.01
+  eigenstep train --data shakespeare --train-for '2000 steps' --model-option depth=6 eigenstep train
+  --data novel.txt --option root=4 --option basis_dtype=bfloat16 eigenstep train --config
+  plainvit-imagewoof --data ~/imagewoof2 --workers 8 torchrun --nproc-per-node 8 -m
+  eigenstep_lab.cli train --parallel fsdp2 ...
 
-A run lives in a folder of its own, runs/train/... or --directory: log.csv (and TensorBoard's files), checkpoints, and
-at the end model.pt and result.json. Interrupt it as you like: the same command goes on from the last checkpoint and
-ends with the same weights, bit for bit, on the same machine. Durations are '20 epochs' or '1000 steps'.
+A run lives in a folder of its own, runs/train/... or --directory: log.csv (and TensorBoard's
+files), checkpoints, and at the end model.pt and result.json. Interrupt it as you like: the same
+command goes on from the last checkpoint and ends with the same weights, bit for bit, on the same
+machine. Durations are '20 epochs' or '1000 steps'.
 
-Under torchrun, processes share batch, work and state; --parallel says whether they replicate or shard the network. A
-checkpoint goes to a folder step-*.dcp then, from which any number of processes can go on.
+Under torchrun, processes share batch, work and state; --parallel says whether they replicate or
+shard the network. A checkpoint goes to a folder step-*.dcp then, from which any number of processes
+can go on.
 
---config takes settings from a TOML file; what the command line says wins. Names are those of the options below, with _
-for -; [option] and [model_option] are tables.
+--config takes settings from a TOML file; what the command line says wins. Names are those of the
+options below, with _ for -; [option] and [model_option] are tables.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ ROOT = "runs/train"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add all settings."""
     settings.add_arguments(parser)
-    parser.add_argument("--fresh", action="store_true", help="delete what the folder holds and begin anew")
+    parser.add_argument(
+        "--fresh", action="store_true", help="delete what the folder holds and begin anew"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -60,7 +65,9 @@ def run(args: argparse.Namespace) -> None:
                 shown = f" loss {loss:.3f}" if math.isfinite(loss) else ""
                 bar.update(line, completed=step, total=steps, description=chosen.optimizer + shown)
 
-            result = train(chosen, directory, command=args.command, on_step=advance, stop=stop, fresh=fresh)
+            result = train(
+                chosen, directory, command=args.command, on_step=advance, stop=stop, fresh=fresh
+            )
     except KeyboardInterrupt:
         if leads:
             explain_interruption(directory, args.command)
@@ -75,7 +82,9 @@ def run(args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether Ctrl-C or a termination signal came; a second one interrupts at once."""
+    """Yield a function that tells whether Ctrl-C or a termination signal came; a second one
+    interrupts at once.
+    """
     asked = False
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -97,7 +106,10 @@ def explain_interruption(directory: Path, command: str) -> None:
     """Say what is kept and how to go on."""
     found = checkpoint.list_checkpoints(directory)
     kept = f"Kept: {found[-1]}." if found else "There was no checkpoint yet."
-    print(f"Interrupted. {kept} The same command goes on from there: {command.replace(' --fresh', '')}")
+    print(
+        f"Interrupted. {kept} The same command goes on from there: "
+        f"{command.replace(' --fresh', '')}"
+    )
 
 
 def show(result: Result, directory: Path) -> None:

@@ -1,7 +1,7 @@
 """Training data, step by step: which examples a step sees is a function of seed and step alone.
 
-A run that starts again in the middle therefore sees the same batches as one that never stopped, without any state of
-random generators to keep. `Feed` says what every feed can do.
+A run that starts again in the middle therefore sees the same batches as one that never stopped,
+without any state of random generators to keep. `Feed` says what every feed can do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from .settings import Settings
 
 Batch = tuple[Tensor, Tensor]
 Example = tuple[Path, int, Any]
-"""A picture's file, its class, and five random numbers that decide its crop, or None for the middle."""
+"""A picture's file, its class, and five random numbers that decide its crop, or None for the
+middle.
+"""
 
 ORDER, CROP, MIX, STEP = range(4)
 """What chance is needed for; each use has its own random numbers."""
@@ -69,12 +71,18 @@ def open_feed(settings: Settings) -> Feed:
     source = settings.data
     if source in DATASETS:
         pictures = DATASETS[source].kind is Images
-        return PicturesInMemory(load_images(source), settings) if pictures else Passages(load_text(source), settings)
+        return (
+            PicturesInMemory(load_images(source), settings)
+            if pictures
+            else Passages(load_text(source), settings)
+        )
     path = next((p for p in (Path(source).expanduser(), data_root() / source) if p.exists()), None)
     if path is None:
         raise UserError(
-            f"no data {source!r}: expected one of {', '.join(DATASETS)}, a folder with train/<class>/* and "
-            f"val/<class>/* (here or in {data_root()}), or a text file. `eigenstep data` lists and fetches datasets"
+            f"no data {source!r}: expected one of {', '.join(DATASETS)}, a folder with "
+            "train/<class>/* and "
+            f"val/<class>/* (here or in {data_root()}), or a text file. `eigenstep data` lists and "
+            "fetches datasets"
         )
     return PictureFolder(path, settings) if path.is_dir() else Passages(load_text(path), settings)
 
@@ -84,11 +92,16 @@ class _Pictures:
 
     pictures = True
 
-    def __init__(self, settings: Settings, shape: tuple[int, int, int], classes: int, count: int) -> None:
+    def __init__(
+        self, settings: Settings, shape: tuple[int, int, int], classes: int, count: int
+    ) -> None:
         self.settings, self.shape, self.classes, self.count = settings, shape, classes, count
         self.per_epoch = count // settings.batch
         if not self.per_epoch:
-            raise UserError(f"batch must be at most {count}, the number of training pictures; got {settings.batch}")
+            raise UserError(
+                f"batch must be at most {count}, the number of training pictures; got "
+                f"{settings.batch}"
+            )
 
     def build(self, network: Callable[..., nn.Module], options: dict[str, Any]) -> nn.Module:
         """Build a network for these pictures and classes."""
@@ -104,7 +117,9 @@ class _Pictures:
         return chance(self.settings.seed, ORDER, epoch).permutation(self.count)
 
     def crops(self, step: int) -> Any:
-        """Return five random numbers per picture of a step, or as many None if pictures stay as they are."""
+        """Return five random numbers per picture of a step, or as many None if pictures stay as
+        they are.
+        """
         if self.settings.crop == 1 and not self.settings.flip:
             return [None] * self.settings.batch
         return chance(self.settings.seed, CROP, step).random((self.settings.batch, 5))
@@ -132,7 +147,10 @@ class PicturesInMemory(_Pictures):
     def held_out(self) -> Iterator[Batch]:
         """Give the held-out pictures in their order."""
         for part in test_parts(len(self.images.test_labels), self.settings):
-            yield self.images.normalize(self.images.test_pixels[part]), self.images.test_labels[part]
+            yield (
+                self.images.normalize(self.images.test_pixels[part]),
+                self.images.test_labels[part],
+            )
 
 
 def view(numbers: Any, aspect: float, settings: Settings) -> tuple[Any, bool]:
@@ -148,7 +166,9 @@ class PictureFolder(_Pictures):
     def __init__(self, folder: Path, settings: Settings) -> None:
         """Serve the pictures in `folder/train/<class>/` and `folder/val/<class>/`."""
         self.parts, names = list_picture_parts(folder)
-        super().__init__(settings, (3, settings.size, settings.size), len(names), len(self.parts["train"][0]))
+        super().__init__(
+            settings, (3, settings.size, settings.size), len(names), len(self.parts["train"][0])
+        )
 
     def batches(self, first: int, last: int) -> Iterator[Batch]:
         """Give the batches of some steps."""
@@ -164,7 +184,10 @@ class PictureFolder(_Pictures):
         """Give the middle of every held-out picture, in the order of the files."""
         paths, labels = self.parts["val"]
         return self._load(
-            [(path, int(label), None) for path, label in zip(paths[part], labels[part], strict=True)]
+            [
+                (path, int(label), None)
+                for path, label in zip(paths[part], labels[part], strict=True)
+            ]
             for part in test_parts(len(paths), self.settings)
         )
 
@@ -186,7 +209,9 @@ class PictureFolder(_Pictures):
 
 
 class _Decoder(Dataset[Any]):
-    """Reads pictures; a damaged one becomes a `UserError`, because exceptions lose their message between processes."""
+    """Reads pictures; a damaged one becomes a `UserError`, because exceptions lose their message
+    between processes.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -201,14 +226,19 @@ class _Decoder(Dataset[Any]):
     def _read(self, path: Path, numbers: Any) -> Tensor:
         size = self.settings.size
         with open_picture(path) as picture:
-            (left, top, width, height), mirrored = view(numbers, picture.width / picture.height, self.settings)
-            # Lets a JPEG be decoded at the smallest scale that still has enough pixels in the part that is wanted.
+            (left, top, width, height), mirrored = view(
+                numbers, picture.width / picture.height, self.settings
+            )
+            # Lets a JPEG be decoded at the smallest scale that still has enough pixels in the part
+            # that is wanted.
             picture.draft("RGB", (round(size / width), round(size / height)))
             wide, high = picture.size
             box = (left * wide, top * high, (left + width) * wide, (top + height) * high)
             part = picture.convert("RGB").resize((size, size), Image.Resampling.BICUBIC, box)
             pixels = torch.from_numpy(np.array(part)).permute(2, 0, 1).float() / 255
-        normal = (pixels - torch.tensor(PHOTO_MEAN)[:, None, None]) / torch.tensor(PHOTO_STD)[:, None, None]
+        normal = (pixels - torch.tensor(PHOTO_MEAN)[:, None, None]) / torch.tensor(PHOTO_STD)[
+            :, None, None
+        ]
         return normal.flip(2) if mirrored else normal
 
 
@@ -236,7 +266,8 @@ class Passages:
                 raise UserError(f"{name} is for pictures, and {settings.data} is a text")
         if len(text.test) <= settings.length:
             raise UserError(
-                f"length must be less than {len(text.test)}, the characters held out for testing (the last tenth of "
+                f"length must be less than {len(text.test)}, the characters held out for testing "
+                "(the last tenth of "
                 f"the text); got {settings.length}"
             )
         self.text, self.settings, self.classes = text, settings, len(text.alphabet)

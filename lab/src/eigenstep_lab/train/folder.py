@@ -19,13 +19,15 @@ LOCK = ".lock"
 def occupied(directory: Path) -> Iterator[None]:
     """Make a folder if it is not there, and keep other processes out of it.
 
-    The operating system lets go of the lock when the process ends, in whichever way; the file of the lock stays.
+    The operating system lets go of the lock when the process ends, in whichever way; the file of
+    the lock stays.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / LOCK).open("ab") as file:
         if not _lock(file):
             raise UserError(
-                f"another process is at work in {directory}: wait until it has ended, or choose another --directory"
+                f"another process is at work in {directory}: wait until it has ended, or choose "
+                "another --directory"
             )
         yield
 
@@ -40,14 +42,23 @@ def _lock(file: IO[bytes]) -> bool:
         else:
             import fcntl
 
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # processes that are forked from this one do not keep it
+            # Processes that are forked from this one do not keep it
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno not in (errno.EACCES, errno.EAGAIN, errno.EDEADLK)  # others: a file system without locks
+        # Others: a file system without locks
+        return error.errno not in (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
     return True
 
 
 def delete_run(directory: Path) -> None:
     """Delete the files of a run, and nothing else that may be in its folder."""
-    for pattern in ("step-*.pt", "step-*.dcp", "model.pt", "result.json", "log.csv", "events.out.tfevents.*"):
+    for pattern in (
+        "step-*.pt",
+        "step-*.dcp",
+        "model.pt",
+        "result.json",
+        "log.csv",
+        "events.out.tfevents.*",
+    ):
         for path in directory.glob(pattern):
             checkpoint.delete(path)

@@ -1,4 +1,5 @@
-"""Training on several processes that torchrun started: who is who, how the network is shared, and checkpoints of it.
+"""Training on several processes that torchrun started: who is who, how the network is shared, and
+checkpoints of it.
 
 One process alone is a team of one, which needs no process group.
 """
@@ -35,7 +36,9 @@ class Team:
     """
 
     def __init__(self, way: str = "ddp") -> None:
-        """Describe the processes as torchrun did, once the process group is set up; one process otherwise."""
+        """Describe the processes as torchrun did, once the process group is set up; one process
+        otherwise.
+        """
         self.way = way
         together = dist.is_available() and dist.is_initialized()
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
@@ -46,13 +49,18 @@ class Team:
         return self.rank == 0
 
     def wrap(self, model: nn.Module, optimizer_name: str) -> nn.Module:
-        """Return the network to call in place of `model`, whose parameters may be replaced by shards."""
+        """Return the network to call in place of `model`, whose parameters may be replaced by
+        shards.
+        """
         if self.size == 1:
             return model
         if self.way == "ddp":
             return nn.parallel.DistributedDataParallel(model)
         if not optimizer_name.startswith(("spectral", "adamw")):
-            raise UserError(f"optimizer {optimizer_name} cannot step sharded weights: use --parallel ddp with it")
+            raise UserError(
+                f"optimizer {optimizer_name} cannot step sharded weights: use --parallel ddp with "
+                "it"
+            )
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -65,11 +73,15 @@ class Team:
     def check_batch(self, batch: int, accumulate: int) -> None:
         """Raise unless a batch can be cut into equal parts for all processes."""
         if batch % (self.size * accumulate):
-            parts = f"{self.size} processes" + (f" times accumulate = {accumulate}" if accumulate > 1 else "")
+            parts = f"{self.size} processes" + (
+                f" times accumulate = {accumulate}" if accumulate > 1 else ""
+            )
             raise UserError(f"batch must be a multiple of {parts}, got {batch}")
 
     def accumulating(self, network: Any, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Return the context of one pass of several whose gradients add up: processes exchange them in the last."""
+        """Return the context of one pass of several whose gradients add up: processes exchange them
+        in the last.
+        """
         if self.size > 1 and self.way == "ddp" and not last:
             without: contextlib.AbstractContextManager[None] = network.no_sync()
             return without
@@ -108,7 +120,8 @@ class Team:
 
 @contextlib.contextmanager
 def together(way: str, device: str) -> Iterator[tuple[Team, str]]:
-    """Set up the process group if torchrun started this process; yield the team and this process's device.
+    """Set up the process group if torchrun started this process; yield the team and this process's
+    device.
 
     A process group that is there already is used, and left as it is.
 
@@ -116,7 +129,9 @@ def together(way: str, device: str) -> Iterator[tuple[Team, str]]:
         way: "ddp" or "fsdp2".
         device: the device that the settings ask for.
     """
-    if (dist.is_available() and dist.is_initialized()) or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if (dist.is_available() and dist.is_initialized()) or int(
+        os.environ.get("WORLD_SIZE", "1")
+    ) == 1:
         yield Team(way), device
         return
     from torch.distributed.rendezvous import rendezvous
@@ -125,13 +140,15 @@ def together(way: str, device: str) -> Iterator[tuple[Team, str]]:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device not in ("cpu", "cuda"):
         raise UserError(
-            f"device must be cpu or cuda (each process takes a GPU of its own) under torchrun, got {device}"
+            "device must be cpu or cuda (each process takes a GPU of its own) under torchrun, got "
+            f"{device}"
         )
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         torch.cuda.set_device(device)
     store, rank, size = next(rendezvous("env://"))
-    # After a restart torchrun's store still has the addresses of processes that are gone: look under another name.
+    # After a restart torchrun's store still has the addresses of processes that are gone: look
+    # under another name.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
     backend = "nccl" if device.startswith("cuda") else "gloo"
@@ -145,17 +162,21 @@ def together(way: str, device: str) -> Iterator[tuple[Team, str]]:
 def leave() -> None:
     """Take the process group down so that this process may end at any time afterwards.
 
-    Gloo's threads give tensors back to Python a moment after the last exchange. If Python is on its way out by then,
-    the process is aborted (pytorch/pytorch#190489), which looks like a failure of training. The threads are ended with
-    the last reference to their group, but torch's caches of sharded tensors keep such references: so give them that
-    moment.
+    Gloo's threads give tensors back to Python a moment after the last exchange. If Python is on its
+    way out by then, the process is aborted (pytorch/pytorch#190489), which looks like a failure of
+    training. The threads are ended with the last reference to their group, but torch's caches of
+    sharded tensors keep such references: so give them that moment.
     """
     dist.destroy_process_group()
     time.sleep(0.5)
 
 
-def save(path: Path, team: Team, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]) -> None:
-    """Write a checkpoint of which every process has a part; it appears under its name only once it is complete."""
+def save(
+    path: Path, team: Team, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]
+) -> None:
+    """Write a checkpoint of which every process has a part; it appears under its name only once it
+    is complete.
+    """
     from torch.distributed.checkpoint.state_dict_saver import save as write
 
     partial = path.with_name(f".{path.name}.partial")
@@ -172,8 +193,12 @@ def save(path: Path, team: Team, model: nn.Module, optimizer: Optimizer, progres
     team.wait()
 
 
-def load(path: Path, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]) -> dict[str, Any]:
-    """Load a checkpoint that any number of processes wrote, and return the progress that was saved with it."""
+def load(
+    path: Path, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]
+) -> dict[str, Any]:
+    """Load a checkpoint that any number of processes wrote, and return the progress that was saved
+    with it.
+    """
     from torch.distributed.checkpoint import state_dict
 
     found = _read(path, _state(model, optimizer, progress))
@@ -209,8 +234,13 @@ def _read(path: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _digests(folder: Path, names: list[str]) -> dict[str, str]:
-    """Compute checksums of some files of a folder, every process of its own; all of them get the checksums of all."""
-    own = {name: checksums.digest(folder / name) if (folder / name).is_file() else "missing" for name in names}
+    """Compute checksums of some files of a folder, every process of its own; all of them get the
+    checksums of all.
+    """
+    own = {
+        name: checksums.digest(folder / name) if (folder / name).is_file() else "missing"
+        for name in names
+    }
     everyone: list[Any] = [own]
     if dist.is_available() and dist.is_initialized():
         everyone = [None] * dist.get_world_size()
@@ -222,7 +252,9 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return all weights on the first process; all processes must call this."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    found: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    found: Any = get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
     weights: dict[str, Tensor] = found
     return weights
 
@@ -238,7 +270,10 @@ def load_whole_weights(model: nn.Module, weights: dict[str, Any]) -> None:
 
 
 def _state(model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]) -> dict[str, Any]:
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict import (
+        get_model_state_dict,
+        get_optimizer_state_dict,
+    )
 
     weights, state = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer)
     return {"model": weights, "optimizer": state, "progress": progress}

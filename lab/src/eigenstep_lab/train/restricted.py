@@ -1,7 +1,8 @@
 """Read checkpoints that several processes wrote without running what is in them.
 
-torch.distributed.checkpoint reads its table of contents and everything that is no tensor with pickle, which calls any
-function that a file names. Here both are limited to plain data and a fixed list of classes.
+torch.distributed.checkpoint reads its table of contents and everything that is no tensor with
+pickle, which calls any function that a file names. Here both are limited to plain data and a fixed
+list of classes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _KINDS = {
         torch.Size,
     )
 }
-# The checkpoint's own path is in the table. The modules that pathlib names its classes in differ between Pythons.
+# The checkpoint's own path is in the table. The modules that pathlib names its classes in differ
+# between Pythons.
 _PATHS = {
     (module, name): getattr(pathlib, f"Pure{name}")
     for module in ("pathlib", "pathlib._local")
@@ -65,9 +67,12 @@ class _TableReader(pickle.Unpickler):
         if (module, name) == ("torch.serialization", "_get_layout"):
             return lambda layout: _layout(layout)
         if (module, name) not in _MAKERS:
-            raise pickle.UnpicklingError(f"its table of contents asks for {module}.{name}, which is not allowed")
+            raise pickle.UnpicklingError(
+                f"its table of contents asks for {module}.{name}, which is not allowed"
+            )
         kind = _MAKERS[module, name]
-        # A pickle can set attributes of a class that it was given: this one makes the real thing and is thrown away.
+        # A pickle can set attributes of a class that it was given: this one makes the real thing
+        # and is thrown away.
         return type(name, (), {"__new__": lambda _, *given: kind.__new__(kind, *given)})
 
 
@@ -107,7 +112,9 @@ class Planner(DefaultLoadPlanner):
     """Puts what was read where it belongs."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Read what is no tensor as plain data; what torch then reads without limits is what we have written anew."""
+        """Read what is no tensor as plain data; what torch then reads without limits is what we
+        have written anew.
+        """
         plain, safe = torch.load(value, weights_only=True), io.BytesIO()
         torch.save(plain, safe)
         safe.seek(0)

@@ -15,7 +15,9 @@ class RunLog:
     """Appends lines to `log.csv`, and scalars to TensorBoard's files in the same folder."""
 
     def __init__(self, directory: Path, step: int) -> None:
-        """Open the log of a run that is at `step`; lines from beyond it, which will be computed again, are removed."""
+        """Open the log of a run that is at `step`; lines from beyond it, which will be computed
+        again, are removed.
+        """
         from torch.utils.tensorboard import SummaryWriter  # slow to import: not before it is needed
 
         self.path = directory / "log.csv"
@@ -51,5 +53,7 @@ def read(path: Path) -> list[dict[str, str]]:
         lines = list(csv.DictReader(line.replace("\0", "") for line in file))
     # The last line of a run that was killed may be cut off: what is missing from it is None.
     return [
-        line for line in lines if set(line) == set(COLUMNS) and None not in line.values() and line["step"].isdigit()
+        line
+        for line in lines
+        if set(line) == set(COLUMNS) and None not in line.values() and line["step"].isdigit()
     ]

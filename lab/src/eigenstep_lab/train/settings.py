@@ -1,4 +1,6 @@
-"""Everything that decides a training run, as one record that comes from a TOML file, the command line, or both."""
+"""Everything that decides a training run, as one record that comes from a TOML file, the command
+line, or both.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,19 @@ PRECISIONS = ("fp32", "bf16", "mixed")
 LONGEST = 1e12
 """Most steps or epochs of a duration."""
 PRECISION_OPTIONS = ("basis_dtype", "state_dtype")
-"""Options of our own optimizers that belong to the precision of a run; others have the precision of the weights."""
+"""Options of our own optimizers that belong to the precision of a run; others have the precision of
+the weights.
+"""
 DURATIONS = ("train_for", "warmup", "evaluate_every", "log_every", "checkpoint_every")
 
 
 def _setting(default: Any, help: str, **more: Any) -> Any:
-    """Declare a setting: `choices` it must be one of, and `result=False` if the trained weights do not depend on it."""
-    return field(default_factory=lambda: default, metadata={"default": default, "help": help, **more})
+    """Declare a setting: `choices` it must be one of, and `result=False` if the trained weights do
+    not depend on it.
+    """
+    return field(
+        default_factory=lambda: default, metadata={"default": default, "help": help, **more}
+    )
 
 
 @dataclass(frozen=True)
@@ -39,22 +47,30 @@ class Settings:
     """One training run. The help texts say what each setting means; `--name-of-setting` sets it."""
 
     data: str = _setting(
-        "digits", "name of a dataset, folder of pictures (train/<class>/*, val/<class>/*) or text file"
+        "digits",
+        "name of a dataset, folder of pictures (train/<class>/*, val/<class>/*) or text file",
     )
     size: int = _setting(224, "pictures from a folder are scaled to this many pixels square")
     length: int = _setting(64, "characters in a passage of text")
     crop: float = _setting(
-        1.0, "train on random parts of pictures of at least this fraction of the area; 1: whole ones"
+        1.0,
+        "train on random parts of pictures of at least this fraction of the area; 1: whole ones",
     )
     flip: bool = _setting(False, "train on mirror images, too")
-    mixup: float = _setting(0.0, "MixUp: parameter of the Beta distribution of shares; 0 turns it off")
+    mixup: float = _setting(
+        0.0, "MixUp: parameter of the Beta distribution of shares; 0 turns it off"
+    )
     cutmix: float = _setting(0.0, "CutMix: the same; with both on, a coin decides for each batch")
-    label_smoothing: float = _setting(0.0, "share of the probability that is spread over all classes")
+    label_smoothing: float = _setting(
+        0.0, "share of the probability that is spread over all classes"
+    )
 
     model: str = _setting("auto", "network; auto: gpt for text, vit for pictures", choices=MODELS)
     model_option: dict[str, Any] = _setting({}, "an option of the network, such as depth=6")  # noqa: RUF009
     precision: str = _setting(
-        "fp32", "weights in fp32 or bf16; mixed: fp32 weights, bf16 arithmetic (autocast)", choices=PRECISIONS
+        "fp32",
+        "weights in fp32 or bf16; mixed: fp32 weights, bf16 arithmetic (autocast)",
+        choices=PRECISIONS,
     )
 
     optimizer: str = _setting("spectral", "optimizer", choices=tuple(OPTIMIZERS))
@@ -65,11 +81,15 @@ class Settings:
 
     train_for: str = _setting("20 epochs", "how long: '20 epochs' or '1000 steps'")
     warmup: str = _setting(
-        "auto", "the learning rate rises this long, then falls as a cosine; 'auto': an epoch, or a tenth of short runs"
+        "auto",
+        "the learning rate rises this long, then falls as a cosine; 'auto': an epoch, or a tenth "
+        "of short runs",
     )
     floor: float = _setting(0.0, "the learning rate ends at this fraction of the highest")
     batch: int = _setting(32, "examples per step")
-    accumulate: int = _setting(1, "parts that a batch is cut into, one after the other, to save memory")
+    accumulate: int = _setting(
+        1, "parts that a batch is cut into, one after the other, to save memory"
+    )
     seed: int = _setting(0, "decides first weights, order of data and all other chance")
 
     evaluate_every: str = _setting("1 epoch", "how often the held-out data is tried")
@@ -77,12 +97,19 @@ class Settings:
     log_every: str = _setting("10 steps", "how often a line goes to the log")
     checkpoint_every: str = _setting("1 epoch", "how often a checkpoint is written", result=False)
     directory: str = _setting("", "where the run is kept (default: {root}/...)", result=False)
-    device: str = _setting("auto", "cpu, cuda, cuda:1, mps; auto: a GPU if there is one", result=False)
+    device: str = _setting(
+        "auto", "cpu, cuda, cuda:1, mps; auto: a GPU if there is one", result=False
+    )
     parallel: str = _setting(
-        "ddp", "under torchrun: replicate the network or shard it", choices=("ddp", "fsdp2"), result=False
+        "ddp",
+        "under torchrun: replicate the network or shard it",
+        choices=("ddp", "fsdp2"),
+        result=False,
     )
     threads: int = _setting(0, "threads for torch; 0: as many as it likes", result=False)
-    workers: int = _setting(0, "processes that read pictures from a folder; 0: none but the main one", result=False)
+    workers: int = _setting(
+        0, "processes that read pictures from a folder; 0: none but the main one", result=False
+    )
 
     def __post_init__(self) -> None:
         """Check every setting on its own."""
@@ -91,25 +118,48 @@ class Settings:
         for name in ("size", "length", "interval", "batch", "accumulate"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("mixup", "cutmix", "lr", "weight_decay", "test_batches", "threads", "workers", "seed"):
+        for name in (
+            "mixup",
+            "cutmix",
+            "lr",
+            "weight_decay",
+            "test_batches",
+            "threads",
+            "workers",
+            "seed",
+        ):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name, most in (("threads", MOST_THREADS), ("workers", MOST_THREADS), ("seed", LARGEST_SEED)):
+        for name, most in (
+            ("threads", MOST_THREADS),
+            ("workers", MOST_THREADS),
+            ("seed", LARGEST_SEED),
+        ):
             if getattr(self, name) > most:
                 raise UserError(f"{name} must be at most {most}, got {getattr(self, name)}")
         for name, top in (("label_smoothing", 0.999), ("floor", 1.0), ("crop", 1.0)):
             if not 0 <= getattr(self, name) <= top:
                 raise UserError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
         if self.crop == 0:
-            raise UserError("crop must be greater than 0: it is the smallest area of a part of a picture")
+            raise UserError(
+                "crop must be greater than 0: it is the smallest area of a part of a picture"
+            )
         if self.batch % self.accumulate:
-            raise UserError(f"accumulate must divide batch, got batch {self.batch} in {self.accumulate} parts")
+            raise UserError(
+                f"accumulate must divide batch, got batch {self.batch} in {self.accumulate} parts"
+            )
         for name in DURATIONS:
             count_steps(getattr(self, name), 10**9, name)  # the steps in an epoch are not known yet
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that decide the trained weights and the log, in a form that JSON keeps as it is."""
-        chosen = {s.name: getattr(self, s.name) for s in dataclasses.fields(self) if s.metadata.get("result", True)}
+        """Return the settings that decide the trained weights and the log, in a form that JSON
+        keeps as it is.
+        """
+        chosen = {
+            s.name: getattr(self, s.name)
+            for s in dataclasses.fields(self)
+            if s.metadata.get("result", True)
+        }
         plain: dict[str, Any] = json.loads(json.dumps(chosen))
         return plain
 
@@ -118,7 +168,9 @@ class Settings:
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
 
     def place(self, root: str) -> Path:
-        """Return the folder of the run: `directory`, or one under `root` that is different for every run."""
+        """Return the folder of the run: `directory`, or one under `root` that is different for
+        every run.
+        """
         name = f"{Path(self.data).stem}-{self.model}-{self.optimizer}-{self.digest()}"
         return Path(self.directory) if self.directory else Path(root) / name
 
@@ -129,13 +181,18 @@ class Settings:
         tables = {name: given.pop(name) for name in ("option", "model_option") if name in given}
         lines = [f"{name} = {json.dumps(value)}" for name, value in given.items()]
         for name, table in tables.items():
-            lines += [f"\n[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+            lines += [
+                f"\n[{name}]",
+                *(f"{key} = {json.dumps(value)}" for key, value in table.items()),
+            ]
         return "\n".join(lines) + "\n"
 
 
 def _check(setting: dataclasses.Field[Any], value: Any) -> None:
     kind = type(setting.metadata["default"])
-    if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool) != (kind is bool):
+    if not isinstance(value, (int, float) if kind is float else kind) or isinstance(
+        value, bool
+    ) != (kind is bool):
         raise UserError(f"{setting.name} must be of type {kind.__name__}, got {value!r}")
     options = value if isinstance(value, dict) else {"": value}
     for name, item in options.items():
@@ -146,7 +203,9 @@ def _check(setting: dataclasses.Field[Any], value: Any) -> None:
 
 
 def _check_plain(name: str, value: Any) -> None:
-    """Raise unless JSON keeps a value as it is: a TOML file can hold dates and numbers of any length, for example."""
+    """Raise unless JSON keeps a value as it is: a TOML file can hold dates and numbers of any
+    length, for example.
+    """
     if isinstance(value, (list, tuple)):
         for item in value:
             _check_plain(name, item)
@@ -155,7 +214,9 @@ def _check_plain(name: str, value: Any) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{name} must be finite, got {value}")
     elif value is not None and not isinstance(value, (bool, int, float, str)):
-        raise UserError(f"{name} must be a number, a text, true, false or a list of them, got {value!r}")
+        raise UserError(
+            f"{name} must be a number, a text, true, false or a list of them, got {value!r}"
+        )
 
 
 def count_steps(duration: str, per_epoch: int, name: str) -> int:
@@ -170,12 +231,18 @@ def count_steps(duration: str, per_epoch: int, name: str) -> int:
         return per_epoch
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(epochs?|steps?|)\s*", duration)
     if match is None:
-        raise UserError(f"{name} must be a duration such as '20 epochs' or '1000 steps', got {duration!r}")
+        raise UserError(
+            f"{name} must be a duration such as '20 epochs' or '1000 steps', got {duration!r}"
+        )
     if float(match[1]) > LONGEST:
-        raise UserError(f"{name} must be at most {LONGEST:g}, got a number of {len(match[1])} characters")
+        raise UserError(
+            f"{name} must be at most {LONGEST:g}, got a number of {len(match[1])} characters"
+        )
     steps = round(float(match[1]) * (per_epoch if match[2].startswith("epoch") else 1))
     if steps < 1 and name != "warmup":
-        raise UserError(f"{name} must be at least one step, got {duration!r} with {per_epoch} steps in an epoch")
+        raise UserError(
+            f"{name} must be at least one step, got {duration!r} with {per_epoch} steps in an epoch"
+        )
     return steps
 
 
@@ -183,7 +250,9 @@ def add_arguments(parser: argparse.ArgumentParser, root: str = "runs/train") -> 
     """Add `--config`, and one option for each setting; by default a run is kept below `root`."""
     shipped = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.toml")))
     parser.add_argument(
-        "--config", metavar="FILE", help=f"take settings from a TOML file, or from one that comes with us: {shipped}"
+        "--config",
+        metavar="FILE",
+        help=f"take settings from a TOML file, or from one that comes with us: {shipped}",
     )
     for setting in dataclasses.fields(Settings):
         default, choices = setting.metadata["default"], setting.metadata.get("choices")
@@ -198,7 +267,11 @@ def add_arguments(parser: argparse.ArgumentParser, root: str = "runs/train") -> 
         else:
             shown = "" if default == "" else f" (default: {default})"
             common["help"] += (f": {', '.join(choices)}" if choices else "") + shown
-            kinds = {int: "N", float: "X", str: "DURATION" if setting.name in DURATIONS else setting.name.upper()}
+            kinds = {
+                int: "N",
+                float: "X",
+                str: "DURATION" if setting.name in DURATIONS else setting.name.upper(),
+            }
             parser.add_argument(flag, type=type(default), metavar=kinds[type(default)], **common)
 
 
@@ -208,7 +281,9 @@ def _pair(text: str) -> tuple[str, Any]:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
     constants = {"true": True, "false": False, "none": None}
     try:
-        return name, constants[value.lower()] if value.lower() in constants else ast.literal_eval(value)
+        return name, constants[value.lower()] if value.lower() in constants else ast.literal_eval(
+            value
+        )
     except (ValueError, SyntaxError):
         return name, value
 
@@ -220,10 +295,14 @@ def from_arguments(args: argparse.Namespace) -> Settings:
     given = {name: value for name, value in vars(args).items() if name in names}
     for chosen, options in (("optimizer", "option"), ("model", "model_option")):
         name = given.get(chosen, settings.get(chosen))
-        if name != settings.get(chosen):  # options were meant for another one, but for those of the precision
+        if name != settings.get(
+            chosen
+        ):  # options were meant for another one, but for those of the precision
             ours = chosen == "optimizer" and str(name).startswith("spectral")
             old = settings.pop(options, {})
-            settings[options] = {key: value for key, value in old.items() if ours and key in PRECISION_OPTIONS}
+            settings[options] = {
+                key: value for key, value in old.items() if ours and key in PRECISION_OPTIONS
+            }
         given[options] = {**settings.get(options, {}), **dict(given.get(options, []))}
     return Settings(**{**settings, **given})
 
@@ -234,7 +313,10 @@ def read_config(source: str) -> dict[str, Any]:
     With `base = "..."` it changes some settings of another one that comes with the package.
     """
     if sys.version_info < (3, 11):
-        raise UserError("--config needs Python 3.11 or newer, whose library reads TOML; use command-line options")
+        raise UserError(
+            "--config needs Python 3.11 or newer, whose library reads TOML; use command-line "
+            "options"
+        )
     import tomllib
 
     path = Path(source)
@@ -244,17 +326,24 @@ def read_config(source: str) -> dict[str, Any]:
         settings: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         shipped = ", ".join(sorted(known.stem for known in CONFIGS.glob("*.toml")))
-        raise UserError(f"no configuration {source!r}: expected a TOML file or one of {shipped}") from error
+        raise UserError(
+            f"no configuration {source!r}: expected a TOML file or one of {shipped}"
+        ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as TOML: {error}") from error
     if "base" in settings:
         base = CONFIGS / f"{settings.pop('base')}.toml"
         if not base.is_file() or base.parent != CONFIGS:
-            raise UserError(f"{path}: base must name a configuration that comes with the package, got {base.stem!r}")
+            raise UserError(
+                f"{path}: base must name a configuration that comes with the package, got "
+                f"{base.stem!r}"
+            )
         settings = {**tomllib.loads(base.read_text(encoding="utf-8")), **settings}
     unknown = sorted(set(settings) - {setting.name for setting in dataclasses.fields(Settings)})
     if unknown:
-        raise UserError(f"{path} has unknown settings {', '.join(unknown)}; see `eigenstep train --help`")
+        raise UserError(
+            f"{path} has unknown settings {', '.join(unknown)}; see `eigenstep train --help`"
+        )
     try:
         Settings(**settings)
     except UserError as error:

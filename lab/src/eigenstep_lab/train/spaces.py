@@ -1,9 +1,10 @@
-"""What `eigenstep tune` searches: for each optimizer its hyperparameters and where each is looked for.
+"""What `eigenstep tune` searches: for each optimizer its hyperparameters and where each is looked
+for.
 
-Learning rate and weight decay are settings of a run, all others options of the optimizer. A name such as "1-beta1"
-stands for one minus that option: decay rates are searched by their distance from 1, on a logarithmic scale (Choi et
-al., 2019). `beta1` and `beta2` go into the option `betas`, and those of Muon's other half, which AdamW steps, into
-`adamw_betas`.
+Learning rate and weight decay are settings of a run, all others options of the optimizer. A name
+such as "1-beta1" stands for one minus that option: decay rates are searched by their distance from
+1, on a logarithmic scale (Choi et al., 2019). `beta1` and `beta2` go into the option `betas`, and
+those of Muon's other half, which AdamW steps, into `adamw_betas`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,12 @@ MUON: Space = {
 SPACES: Mapping[str, Space] = {
     "spectral": SPECTRAL,
     "spectral_fast": SPECTRAL,
-    "spectral_paper": {**PAPER, "basis_lr": Range(0.02, 1.9), "decay": (0.0, 1.0), "clip": (0.5, 1.0, 2.0)},
+    "spectral_paper": {
+        **PAPER,
+        "basis_lr": Range(0.02, 1.9),
+        "decay": (0.0, 1.0),
+        "clip": (0.5, 1.0, 2.0),
+    },
     "adamw": {**COMMON, **BETAS, **EPS},
     "muon": MUON,
     "muon_float32": MUON,
@@ -55,7 +61,12 @@ SPACES: Mapping[str, Space] = {
     "klshampoo": SOAP,
     "psgdkron": {**COMMON, **BETAS, "precond_lr": Range(0.01, 1.0)},
     "soap_reference": SOAP,
-    "scalable_shampoo": {**COMMON, **BETAS, "matrix_eps": Range(1e-12, 1e-4), "diagonal_eps": Range(1e-12, 1e-4)},
+    "scalable_shampoo": {
+        **COMMON,
+        **BETAS,
+        "matrix_eps": Range(1e-12, 1e-4),
+        "diagonal_eps": Range(1e-12, 1e-4),
+    },
 }
 """The search space of every optimizer."""
 

@@ -1,8 +1,8 @@
 """The training loop: from settings to trained weights, in steps that can be repeated exactly.
 
-All chance in a step comes from the seed and the step's number. What a checkpoint must hold is therefore only the
-weights, the optimizer's state and how far the run has come; a run that was killed ends with the very weights, bit for
-bit, that it would have had without the accident.
+All chance in a step comes from the seed and the step's number. What a checkpoint must hold is
+therefore only the weights, the optimizer's state and how far the run has come; a run that was
+killed ends with the very weights, bit for bit, that it would have had without the accident.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Result:
 class Run:
     """A network, its optimizer and its data, as the settings say."""
 
-    def __init__(self, settings: Settings, team: Team | None = None, device: str | None = None) -> None:
+    def __init__(
+        self, settings: Settings, team: Team | None = None, device: str | None = None
+    ) -> None:
         """Load the data and build everything in its first state.
 
         Args:
@@ -81,7 +83,9 @@ class Run:
         if settings.warmup == "auto":
             self.warmup = min(self.warmup, self.steps // 10)
         if self.steps <= self.warmup:
-            raise UserError(f"train_for must be longer than warmup: {self.steps} steps against {self.warmup}")
+            raise UserError(
+                f"train_for must be longer than warmup: {self.steps} steps against {self.warmup}"
+            )
         self.dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
         self.model = build_model(settings, self.feed).to(self.device, self.dtype)
         self.network = self.team.wrap(self.model, settings.optimizer)
@@ -89,14 +93,22 @@ class Run:
         self.highest = [group["lr"] for group in self.optimizer.param_groups]
 
     def step(self, number: int, batch: Batch) -> Tensor:
-        """Take one step and return its loss (of this process's part of the batch), still on the device."""
+        """Take one step and return its loss (of this process's part of the batch), still on the
+        device.
+        """
         settings = self.settings
-        torch.manual_seed(int(chance(settings.seed, STEP, number).integers(2**63)))  # some optimizers use chance
+        # Some optimizers use chance
+        torch.manual_seed(int(chance(settings.seed, STEP, number).integers(2**63)))
         inputs, targets = self._on_device(batch)
         if settings.mixup or settings.cutmix:
             random = chance(settings.seed, MIX, number)
             inputs, targets = mix(
-                inputs, targets, self.feed.classes, random, mixup=settings.mixup, cutmix=settings.cutmix
+                inputs,
+                targets,
+                self.feed.classes,
+                random,
+                mixup=settings.mixup,
+                cutmix=settings.cutmix,
             )
         inputs, targets = self.team.part(inputs), self.team.part(targets)
         self.optimizer.zero_grad(set_to_none=True)
@@ -105,7 +117,12 @@ class Run:
         chunks = zip(range(1, parts + 1), inputs.chunk(parts), targets.chunk(parts), strict=True)
         for part, some_inputs, some_targets in chunks:
             with self.team.accumulating(self.network, last=part == parts):
-                loss = cross_entropy(self._predict(some_inputs), some_targets, settings.label_smoothing) / parts
+                loss = (
+                    cross_entropy(
+                        self._predict(some_inputs), some_targets, settings.label_smoothing
+                    )
+                    / parts
+                )
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         for group, highest in zip(self.optimizer.param_groups, self.highest, strict=True):
@@ -115,7 +132,9 @@ class Run:
         except (ValueError, RuntimeError) as error:  # what optimizers do about NaN differs
             if "nothing was changed" not in str(error) and self._gradients_are_finite():
                 raise
-            raise Diverged(f"training diverged at step {number + 1}, its gradients are not finite") from error
+            raise Diverged(
+                f"training diverged at step {number + 1}, its gradients are not finite"
+            ) from error
         return total
 
     def _gradients_are_finite(self) -> bool:
@@ -123,7 +142,9 @@ class Run:
 
     def schedule(self, number: int) -> float:
         """Return the factor of the learning rate in a step."""
-        return learning_rate_factor(number, self.steps, self.warmup / self.steps, self.settings.floor)
+        return learning_rate_factor(
+            number, self.steps, self.warmup / self.steps, self.settings.floor
+        )
 
     @torch.no_grad()
     def evaluate(self) -> tuple[float, float]:
@@ -142,7 +163,9 @@ class Run:
         return (inputs.to(self.dtype) if inputs.is_floating_point() else inputs), targets
 
     def _predict(self, inputs: Tensor) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "mixed"):
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.settings.precision == "mixed"
+        ):
             logits: Tensor = self.network(inputs)
         return logits.float()
 
@@ -158,16 +181,15 @@ def train(
 ) -> Result:
     """Train from the newest checkpoint in `directory`, or from the beginning if there is none.
 
-    Args:
-        settings: What to train, and how.
-        directory: Gets log, checkpoints, `model.pt` (the trained weights) and `result.json`.
-        command: The command line, to be noted in `result.json`.
-        on_step: Called after each step with its number, the number of all steps and the newest mean loss.
-        stop: Asked after each step whether to write a checkpoint and end here.
-        fresh: Whether to delete a run that is in `directory` first.
+    Args: settings: What to train, and how. directory: Gets log, checkpoints, `model.pt` (the
+        trained weights) and `result.json`. command: The command line, to be noted in `result.json`.
+        on_step: Called after each step with its number, the number of all steps and the newest mean
+        loss. stop: Asked after each step whether to write a checkpoint and end here. fresh: Whether
+        to delete a run that is in `directory` first.
     """
     with parallel.together(settings.parallel, settings.device) as (team, device):
-        run = Run(settings, team, device)  # first: settings that do not fit leave no folder, and delete nothing
+        # First: settings that do not fit leave no folder, and delete nothing
+        run = Run(settings, team, device)
         with folder.occupied(directory) if team.leads else contextlib.nullcontext():
             if team.leads:
                 if fresh:
@@ -178,7 +200,11 @@ def train(
 
 
 def _train(
-    run: Run, directory: Path, command: str, on_step: Callable[[int, int, float], None], stop: Callable[[], bool]
+    run: Run,
+    directory: Path,
+    command: str,
+    on_step: Callable[[int, int, float], None],
+    stop: Callable[[], bool],
 ) -> Result:
     settings, team = run.settings, run.team
     step, seconds, losses, count = _resume(run, directory)
@@ -193,7 +219,10 @@ def _train(
             if last or step % run.log_every == 0:
                 mean = float(team.mean(losses)) / count
                 if not math.isfinite(mean):
-                    raise Diverged(f"training diverged: the loss is {mean} at step {step}; try a lower learning rate")
+                    raise Diverged(
+                        f"training diverged: the loss is {mean} at step {step}; try a lower "
+                        "learning rate"
+                    )
                 line = {"loss": mean, "lr": settings.lr * run.schedule(step - 1)}
                 losses, count = torch.zeros_like(losses), 0
             seconds = time.perf_counter() - clock
@@ -221,7 +250,10 @@ def _train(
         with atomic_write(directory / "model.pt") as file:
             torch.save(weights, file)
         made_by = {"command": command, "eigenstep": __version__, "torch": torch.__version__}
-        write_json(directory / "result.json", {**made_by, "settings": settings.identity(), **asdict(result)})
+        write_json(
+            directory / "result.json",
+            {**made_by, "settings": settings.identity(), **asdict(result)},
+        )
     team.wait()
     return result
 
@@ -231,7 +263,9 @@ def _save(run: Run, directory: Path, step: int, seconds: float, losses: Tensor, 
     progress = {"step": step, "seconds": seconds, "losses": losses.cpu(), "count": count}
     progress["settings"] = json.dumps(run.settings.identity())
     if team.splits(run.optimizer):
-        parallel.save(directory / f"step-{step:09d}.dcp", team, run.network, run.optimizer, progress)
+        parallel.save(
+            directory / f"step-{step:09d}.dcp", team, run.network, run.optimizer, progress
+        )
         if team.leads:
             checkpoint.drop_old(directory)
     elif team.leads:
@@ -241,19 +275,27 @@ def _save(run: Run, directory: Path, step: int, seconds: float, losses: Tensor, 
 
 
 def _resume(run: Run, directory: Path) -> tuple[int, float, Tensor, int]:
-    """Return steps taken, seconds, and sum and number of the losses since the last line of the log."""
+    """Return steps taken, seconds, and sum and number of the losses since the last line
+    of the log.
+    """
     found = checkpoint.list_checkpoints(directory)
     if not found:
         return 0, 0.0, torch.zeros((), device=run.device), 0
     newest = found[-1]
-    saved = {"settings": parallel.peek(newest, "settings")} if newest.is_dir() else checkpoint.load(newest)
+    saved = (
+        {"settings": parallel.peek(newest, "settings")}
+        if newest.is_dir()
+        else checkpoint.load(newest)
+    )
     try:
         ours, theirs = run.settings.identity(), dict(json.loads(saved["settings"]))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise checkpoint.damaged(newest, error) from error
     changed = [name for name in ours if ours[name] != theirs.get(name)]
     if changed:
-        details = ", ".join(f"{name} ({theirs.get(name)!r}, now {ours[name]!r})" for name in changed)
+        details = ", ".join(
+            f"{name} ({theirs.get(name)!r}, now {ours[name]!r})" for name in changed
+        )
         raise UserError(
             f"{directory} holds a run with other settings: {details}. "
             "Choose another --directory, or --fresh to delete that run and begin anew"
@@ -265,7 +307,12 @@ def _resume(run: Run, directory: Path) -> tuple[int, float, Tensor, int]:
         else:
             parallel.load_whole_weights(run.network, saved["model"])
             checkpoint.restore(run.optimizer, saved["optimizer"])
-        return int(saved["step"]), float(saved["seconds"]), saved["losses"].to(run.device), int(saved["count"])
+        return (
+            int(saved["step"]),
+            float(saved["seconds"]),
+            saved["losses"].to(run.device),
+            int(saved["count"]),
+        )
     except UserError:
         raise
     except Exception as error:  # what does not fit the network can make torch raise anything
@@ -273,9 +320,13 @@ def _resume(run: Run, directory: Path) -> tuple[int, float, Tensor, int]:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Return the mean cross-entropy; targets are class numbers, or probabilities with the logits' shape."""
+    """Return the mean cross-entropy; targets are class numbers, or probabilities with the logits'
+    shape.
+    """
     soft = targets.is_floating_point()
-    return F.cross_entropy(logits.flatten(0, -2), targets if soft else targets.flatten(), label_smoothing=smoothing)
+    return F.cross_entropy(
+        logits.flatten(0, -2), targets if soft else targets.flatten(), label_smoothing=smoothing
+    )
 
 
 def _configure_torch(settings: Settings, device: torch.device) -> None:

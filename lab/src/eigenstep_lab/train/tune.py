@@ -1,14 +1,17 @@
-"""Search the hyperparameters of an optimizer at random, as the paper does: 80 runs, all hyperparameters at once.
+"""Search the hyperparameters of an optimizer at random, as the paper does: 80 runs, all
+hyperparameters at once.
 
   eigenstep tune --optimizer soap --data fashion-mnist --train-for '2 epochs' --jobs 2
   eigenstep tune --config plainvit-imagewoof --data ~/imagewoof2 --optimizer muon
 
-Takes all settings of `eigenstep train`, which every run shares; options of the optimizer that are given are not
-searched. The hyperparameters of run number k depend on --seed alone, not on --jobs or --runs.
+Takes all settings of `eigenstep train`, which every run shares; options of the optimizer that are
+given are not searched. The hyperparameters of run number k depend on --seed alone, not on --jobs or
+--runs.
 
-The search lives in runs/tune/... or --directory: Optuna's journal, one folder for each run, and at the end best.json
-and best.toml, which `eigenstep train --config .../best.toml` takes. Interrupted, the same command goes on: runs that
-had begun continue from their checkpoints. A larger --runs adds to a search.
+The search lives in runs/tune/... or --directory: Optuna's journal, one folder for each run, and at
+the end best.json and best.toml, which `eigenstep train --config .../best.toml` takes. Interrupted,
+the same command goes on: runs that had begun continue from their checkpoints. A larger --runs adds
+to a search.
 """
 
 from __future__ import annotations
@@ -41,10 +44,17 @@ Plan = tuple[Any, Settings, Path]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how much to search, and all settings of a run."""
-    parser.add_argument("--runs", type=int, default=80, help="runs of the search (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, in processes (default: %(default)s)")
     parser.add_argument(
-        "--objective", choices=["test_error", "test_loss"], default="test_error", help="what is to be small"
+        "--runs", type=int, default=80, help="runs of the search (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs side by side, in processes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--objective",
+        choices=["test_error", "test_loss"],
+        default="test_error",
+        help="what is to be small",
     )
     settings_module.add_arguments(parser, ROOT)
 
@@ -65,7 +75,9 @@ def run(args: argparse.Namespace) -> None:
         try:
             search(study, shared, directory, args.jobs, args.objective)
         except KeyboardInterrupt:
-            print(f"Interrupted. The same command goes on from the last checkpoints: {args.command}")
+            print(
+                f"Interrupted. The same command goes on from the last checkpoints: {args.command}"
+            )
             raise
         report(study, shared, directory, args.objective, args.command)
 
@@ -76,7 +88,9 @@ def open_study(directory: Path, shared: Settings, objective: str) -> Any:
     path = directory / "journal.log"
     identity = {**shared.identity(), "objective": objective}
     try:
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+        storage = optuna.storages.JournalStorage(
+            optuna.storages.journal.JournalFileBackend(str(path))
+        )
         study = optuna.create_study(storage=storage, study_name="search", load_if_exists=True)
         before = study.user_attrs.get("identity")
     except OSError:
@@ -89,12 +103,17 @@ def open_study(directory: Path, shared: Settings, objective: str) -> Any:
         study.set_user_attr("identity", identity)
     elif before != identity:
         changed = [name for name in identity if identity[name] != before.get(name)]
-        raise UserError(f"{directory} holds a search with other {', '.join(changed)}: choose another --directory")
+        raise UserError(
+            f"{directory} holds a search with other {', '.join(changed)}: choose another "
+            "--directory"
+        )
     return study
 
 
 def queue(study: Any, space: Space, runs: int, seed: int) -> None:
-    """Put all runs into the study that are not in it, or that another process had begun and cannot have finished."""
+    """Put all runs into the study that are not in it, or that another process had begun and cannot
+    have finished.
+    """
     for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
     queued = {t.user_attrs["run"] for t in study.get_trials() if not _abandoned(t)}
@@ -129,9 +148,12 @@ def search(study: Any, shared: Settings, directory: Path, jobs: int, objective: 
     waiting = len(study.get_trials(states=[optuna.trial.TrialState.WAITING]))
     trials = (study.ask(distributions(space_of(shared))) for _ in range(waiting))
     planned = (
-        (trial, apply(shared, trial.params), directory / f"run-{trial.user_attrs['run']:04d}") for trial in trials
+        (trial, apply(shared, trial.params), directory / f"run-{trial.user_attrs['run']:04d}")
+        for trial in trials
     )
-    for trial, outcome in track(outcomes(planned, jobs), f"{shared.optimizer}: {waiting} runs", waiting):
+    for trial, outcome in track(
+        outcomes(planned, jobs), f"{shared.optimizer}: {waiting} runs", waiting
+    ):
         value = outcome.get(objective, math.nan)
         if math.isfinite(value):
             trial.set_user_attr("outcome", outcome)
@@ -142,7 +164,9 @@ def search(study: Any, shared: Settings, directory: Path, jobs: int, objective: 
 
 
 def outcomes(planned: Iterator[Plan], jobs: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Do each planned run, in this process or in `jobs` others, and give what came of it as soon as it is known."""
+    """Do each planned run, in this process or in `jobs` others, and give what came of it as soon as
+    it is known.
+    """
     if jobs == 1:
         for trial, settings, directory in planned:
             yield trial, attempt(settings, directory)
@@ -189,12 +213,20 @@ def finished(settings: Settings, directory: Path) -> dict[str, Any] | None:
         written = json.loads((directory / "result.json").read_text())
         same = written["settings"] == settings.identity()
         return {name: written[name] for name in OUTCOME} if same else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # not there, or damaged: the run is done again
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ):  # not there, or damaged: the run is done again
         return None
 
 
 def report(study: Any, shared: Settings, directory: Path, objective: str, command: str) -> None:
-    """Print the five best runs, and write the best as JSON and as a configuration for `eigenstep train`."""
+    """Print the five best runs, and write the best as JSON and as a configuration for `eigenstep
+    train`.
+    """
     done = [trial for trial in study.get_trials() if trial.value is not None]
     diverged = sum("diverged" in trial.user_attrs for trial in study.get_trials())
     if not done:
@@ -207,7 +239,11 @@ def report(study: Any, shared: Settings, directory: Path, objective: str, comman
     print_table(title, ("", *(f"run {trial.user_attrs['run']}" for trial in shown)), rows)
     best = dataclasses.replace(apply(shared, first.params), directory="")
     counts = {"finished": len(done), "diverged": diverged}
-    found = {"run": first.user_attrs["run"], "outcome": first.user_attrs["outcome"], "settings": best.identity()}
+    found = {
+        "run": first.user_attrs["run"],
+        "outcome": first.user_attrs["outcome"],
+        "settings": best.identity(),
+    }
     write_json(directory / "best.json", {"command": command, **counts, **found})
     with atomic_write(directory / "best.toml") as file:
         file.write(f"# {title}\n{best.as_toml()}".encode())

@@ -1,1 +1,3 @@
-"""Spectral on many processes: who owns what, how gradients and steps travel, and what a checkpoint holds."""
+"""Spectral on many processes: who owns what, how gradients and steps travel, and what a checkpoint
+holds.
+"""

@@ -1,8 +1,8 @@
 """What ranks tell each other before every step, so that all of them take it, or none.
 
-Each rank sends a few numbers to the ranks that it shares parameters with, in one small all-reduce: what is wrong here,
-if anything, and digests of what must be the same everywhere. Ranks that differ learn so at once and on all sides;
-without that, some would wait for messages that never come.
+Each rank sends a few numbers to the ranks that it shares parameters with, in one small all-reduce:
+what is wrong here, if anything, and digests of what must be the same everywhere. Ranks that differ
+learn so at once and on all sides; without that, some would wait for messages that never come.
 """
 
 from __future__ import annotations
@@ -21,31 +21,43 @@ from torch import Tensor
 from ..options import OPTIONS, RAISE, custom_name
 
 SENTENCES: Mapping[str, str] = {
-    "gradients": "have gradients for different parameters, so they cannot step together: give every rank a gradient "
+    "gradients": "have gradients for different parameters, so they cannot step together: give "
+    "every rank a gradient "
     "of each parameter that any rank trains, zeros if need be",
-    "steps": "have taken different numbers of steps, so they cannot step together: load the same checkpoint on all",
+    "steps": "have taken different numbers of steps, so they cannot step together: load the same "
+    "checkpoint on all",
     "rates": "have different learning rates, so they cannot step together: set the same on all",
-    "options": "have different options in their parameter groups, so they cannot step together: set the same on all",
-    "parameters": "have different parameters, so they cannot share the work: give the optimizer the same parameters in "
+    "options": "have different options in their parameter groups, so they cannot step together: "
+    "set the same on all",
+    "parameters": "have different parameters, so they cannot share the work: give the optimizer "
+    "the same parameters in "
     "the same groups and the same order on all ranks",
 }
-"""What may differ between ranks, from the least to the most fundamental. Their verdicts follow those on gradients."""
+"""What may differ between ranks, from the least to the most fundamental. Their verdicts follow
+those on gradients.
+"""
 DIFFERENT = RAISE + 1
 REFUSED = DIFFERENT + len(SENTENCES)
 """Verdicts from here on: rank 0, 1, ... cannot take the step."""
 GRACE, LONGEST = 10.0, datetime.timedelta(minutes=30)
-"""How long to wait for a rank that steps other parameters but none of a group's, and for one that has not stepped."""
+"""How long to wait for a rank that steps other parameters but none of a group's, and for one that
+has not stepped.
+"""
 MASK = 2**62 - 1
 """Digests have so many bits, so that they can be negated."""
 
 
 def digest(content: object) -> int:
-    """Return a number that is the same on all ranks for what prints the same, and hardly ever for anything else."""
+    """Return a number that is the same on all ranks for what prints the same, and hardly ever for
+    anything else.
+    """
     return int.from_bytes(hashlib.blake2b(repr(content).encode(), digest_size=8).digest()) & MASK
 
 
 def digest_rates(rates: Sequence[float | Tensor]) -> int | Tensor:
-    """Return a digest of learning rates; a tensor if one is on a device, which need not be waited for."""
+    """Return a digest of learning rates; a tensor if one is on a device, which need not be waited
+    for.
+    """
     total: int | Tensor = 0
     for rate in rates:
         if isinstance(rate, Tensor) and rate.device.type != "cpu":
@@ -59,7 +71,8 @@ def digest_rates(rates: Sequence[float | Tensor]) -> int | Tensor:
 def statement(
     groups: Sequence[Mapping[str, Any]], shared: Callable[[Tensor], bool], new: set[Tensor]
 ) -> dict[str, int | Tensor]:
-    """Return digests of everything in which the ranks that share parameters must agree, one for each sentence.
+    """Return digests of everything in which the ranks that share parameters must agree, one for
+    each sentence.
 
     ``shared`` tells whether these ranks share a parameter; ``new`` ones get owners in this step.
     """
@@ -73,7 +86,10 @@ def statement(
             steps.append(group["count"])
             rates.append(group["lr"])
     digests = {"gradients": flags, "steps": steps, "options": settings, "parameters": parameters}
-    return {"rates": digest_rates(rates), **{name: digest(content) for name, content in digests.items()}}
+    return {
+        "rates": digest_rates(rates),
+        **{name: digest(content) for name, content in digests.items()},
+    }
 
 
 def _plain(option: Any) -> Any:
@@ -84,11 +100,17 @@ def _plain(option: Any) -> Any:
 
 
 def vote(
-    verdict: int | Tensor, again: bool, said: Mapping[str, int | Tensor], device: torch.device, group: dist.ProcessGroup
+    verdict: int | Tensor,
+    again: bool,
+    said: Mapping[str, int | Tensor],
+    device: torch.device,
+    group: dist.ProcessGroup,
 ) -> tuple[int, bool]:
-    """Return the verdict of all ranks, and whether to vote again; their largest numbers show whether all say the same.
+    """Return the verdict of all ranks, and whether to vote again; their largest numbers show
+    whether all say the same.
 
-    ``again`` tells whether this rank may hear of more from others later; what is ``said`` is empty if it was settled.
+    ``again`` tells whether this rank may hear of more from others later; what is ``said`` is empty
+    if it was settled.
     """
     numbers: list[int | Tensor] = [verdict, int(again)]
     for name in SENTENCES:
@@ -99,21 +121,29 @@ def vote(
             sent[index] = number
     dist.all_reduce(sent, dist.ReduceOp.MAX, group=group)
     worst, more, *most = sent.tolist()
-    different = [DIFFERENT + index for index in range(len(SENTENCES)) if most[2 * index] != -most[2 * index + 1]]
+    different = [
+        DIFFERENT + index
+        for index in range(len(SENTENCES))
+        if most[2 * index] != -most[2 * index + 1]
+    ]
     return max([worst, *different]), bool(more)
 
 
 def absent(group: dist.ProcessGroup) -> list[int]:
-    """Tell others that this rank steps parameters of a group, and return those of its ranks that only step others.
+    """Tell others that this rank steps parameters of a group, and return those of its ranks that
+    only step others.
 
-    These would be waited for in vain. Who steps what is written down in the store by which the ranks found each other.
+    These would be waited for in vain. Who steps what is written down in the store by which the
+    ranks found each other.
     """
     store, ranks = dist.distributed_c10d._get_default_store(), dist.get_process_group_ranks(group)
     for key in (f"{group.group_name}/", ""):
         store.set(f"eigenstep/{key}{dist.get_rank()}", "steps")
     store.wait([f"eigenstep/{rank}" for rank in ranks], LONGEST)
     end = time.monotonic() + GRACE
-    while missing := [rank for rank in ranks if not store.check([f"eigenstep/{group.group_name}/{rank}"])]:
+    while missing := [
+        rank for rank in ranks if not store.check([f"eigenstep/{group.group_name}/{rank}"])
+    ]:
         if time.monotonic() > end:
             break
         time.sleep(0.05)
@@ -123,5 +153,8 @@ def absent(group: dist.ProcessGroup) -> list[int]:
 def sentence(verdict: int) -> str:
     """Say why a step is not taken, given a verdict from ``DIFFERENT`` on."""
     if verdict >= REFUSED:
-        return f"rank {verdict - REFUSED} cannot take this step, its own error says why; nothing was changed"
+        return (
+            f"rank {verdict - REFUSED} cannot take this step, its own error says why; nothing "
+            "was changed"
+        )
     return f"the ranks {list(SENTENCES.values())[verdict - DIFFERENT]}"

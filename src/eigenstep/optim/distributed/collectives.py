@@ -1,8 +1,10 @@
-"""Collectives of a step of many ranks: gradients go to their owners, and steps come back, in rounds of some megabytes.
+"""Collectives of a step of many ranks: gradients go to their owners, and steps come back, in rounds
+of some megabytes.
 
-Team calls, of each round in this order: ``send_gradients`` sends them to where they are needed, without waiting;
-``own_gradients`` returns, for each member of which this rank steps a part, the gradient of this part; ``send_steps``
-sends the steps of these parts, without waiting; ``receive_steps`` waits for those that this rank needs, and takes them.
+Team calls, of each round in this order: ``send_gradients`` sends them to where they are needed,
+without waiting; ``own_gradients`` returns, for each member of which this rank steps a part, the
+gradient of this part; ``send_steps`` sends the steps of these parts, without waiting;
+``receive_steps`` waits for those that this rank needs, and takes them.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from torch import Tensor
 from .ownership import Box, Member
 
 PADDING = 1.1
-"""All-gather needs equal parts; if filling them up costs more bytes than this factor, all-to-all sends exact ones."""
+"""All-gather needs equal parts; if filling them up costs more bytes than this factor, all-to-all
+sends exact ones.
+"""
 
 Apply = Callable[[list[Tensor], list[Tensor]], None]  # moves tensors along steps
 
@@ -42,7 +46,9 @@ class ReplicatedRound:
     def __init__(self, members: Sequence[Member], group: dist.ProcessGroup) -> None:
         """Prepare a round for parameters of one number format."""
         self.members, self.group, self.rank = list(members), group, dist.get_rank(group)
-        self.everything = [Item(p.owner, index, p.box) for index, m in enumerate(self.members) for p in m.parts]
+        self.everything = [
+            Item(p.owner, index, p.box) for index, m in enumerate(self.members) for p in m.parts
+        ]
         self.own = [item for item in self.everything if item.peer == self.rank]
 
     def _part(self, item: Item, of: Callable[[Tensor], Tensor]) -> Tensor:
@@ -71,13 +77,19 @@ class ReplicatedRound:
 
 
 class ShardedRound:
-    """Ranks have shards of weights and gradients: these meet at owners, and shards of steps come back."""
+    """Ranks have shards of weights and gradients: these meet at owners, and shards of steps come
+    back.
+    """
 
     def __init__(self, members: Sequence[Member], group: dist.ProcessGroup) -> None:
         """Prepare a round for parameters of one number format."""
         self.members, self.group, here = list(members), group, dist.get_rank(group)
         self.frames = [member.boxes[here] for member in self.members]
-        parts = [(index, member, part) for index, member in enumerate(self.members) for part in member.parts]
+        parts = [
+            (index, member, part)
+            for index, member in enumerate(self.members)
+            for part in member.parts
+        ]
         self.own = {index: part.box for index, _, part in parts if part.owner == here}
         # What concerns other ranks alone need not be looked at.
         gradients = (
@@ -97,7 +109,9 @@ class ShardedRound:
         """Send boxes of tensors that hold the boxes ``frames``; what stays is kept here."""
 
         def cut(items: list[Item]) -> list[tuple[Item, Tensor]]:
-            return [(item, item.box.of(tensors[item.tensor], frames[item.tensor])) for item in items]
+            return [
+                (item, item.box.of(tensors[item.tensor], frames[item.tensor])) for item in items
+            ]
 
         outgoing, incoming, staying = traffic
         self._here = cut(staying)
@@ -125,7 +139,9 @@ class ShardedRound:
     def receive_steps(self, coming: Pending, apply: Apply) -> None:
         """Put steps of this rank's shards together, and take them."""
         shards = [local(member.param) for member in self.members]
-        steps = [torch.empty_like(w, dtype=m.wide) for w, m in zip(shards, self.members, strict=True)]
+        steps = [
+            torch.empty_like(w, dtype=m.wide) for w, m in zip(shards, self.members, strict=True)
+        ]
         for item, content in itertools.chain(self._here, coming):
             item.box.of(steps[item.tensor], self.frames[item.tensor]).copy_(content)
         self._here = []
@@ -138,19 +154,39 @@ Round = ReplicatedRound | ShardedRound
 
 
 def _sorted(moves: Iterable[tuple[int, int, int, Box | None]], here: int) -> Traffic:
-    """Tell apart moves (from rank, to rank, tensor, box) of boxes that are not empty, as far as they concern a rank."""
-    known = [(source, target, index, box) for source, target, index, box in moves if box is not None]
+    """Tell apart moves (from rank, to rank, tensor, box) of boxes that are not empty, as far as
+    they concern a rank.
+    """
+    known = [
+        (source, target, index, box) for source, target, index, box in moves if box is not None
+    ]
     return (
-        [Item(target, index, box) for source, target, index, box in known if source == here != target],
-        [Item(source, index, box) for source, target, index, box in known if target == here != source],
-        [Item(here, index, box) for source, target, index, box in known if source == target == here],
+        [
+            Item(target, index, box)
+            for source, target, index, box in known
+            if source == here != target
+        ],
+        [
+            Item(source, index, box)
+            for source, target, index, box in known
+            if target == here != source
+        ],
+        [
+            Item(here, index, box)
+            for source, target, index, box in known
+            if source == target == here
+        ],
     )
 
 
 def swap(
-    outgoing: Sequence[tuple[Item, Tensor]], incoming: Sequence[Item], like: Tensor, group: dist.ProcessGroup
+    outgoing: Sequence[tuple[Item, Tensor]],
+    incoming: Sequence[Item],
+    like: Tensor,
+    group: dist.ProcessGroup,
 ) -> Pending:
-    """Send boxes to other ranks and receive boxes from them, in one all-to-all of numbers ``like`` these.
+    """Send boxes to other ranks and receive boxes from them, in one all-to-all of numbers ``like``
+    these.
 
     For each pair of ranks, what goes out must be in the order in which the receiver expects it.
     """
@@ -164,14 +200,27 @@ def swap(
     return _arriving(work, received, list(zip(incoming, starts)), sent)  # noqa: B905 - the last start is the end
 
 
-def share(mine: Sequence[Tensor], everything: Sequence[Item], like: Tensor, group: dist.ProcessGroup) -> Pending:
-    """Give every rank what each rank, the item's peer, has, in one collective; only what others have arrives."""
-    world, here, totals = dist.get_world_size(group), dist.get_rank(group), _totals(everything, group)
+def share(
+    mine: Sequence[Tensor], everything: Sequence[Item], like: Tensor, group: dist.ProcessGroup
+) -> Pending:
+    """Give every rank what each rank, the item's peer, has, in one collective; only what others
+    have arrives.
+    """
+    world, here, totals = (
+        dist.get_world_size(group),
+        dist.get_rank(group),
+        _totals(everything, group),
+    )
     others, part = [item for item in everything if item.peer != here], max(totals)
     if world * part > PADDING * sum(totals):
         own = list(zip([item for item in everything if item.peer == here], mine, strict=True))
         targets = [rank for rank in range(world) if rank != here]
-        return swap([(item._replace(peer=to), content) for to in targets for item, content in own], others, like, group)
+        return swap(
+            [(item._replace(peer=to), content) for to in targets for item, content in own],
+            others,
+            like,
+            group,
+        )
     sent = _flat([*mine, like.new_zeros(part - totals[here])], like)
     received = like.new_empty(world * part)
     # Newer versions of torch have another name for it and warn of the old one.
@@ -184,7 +233,9 @@ def share(mine: Sequence[Tensor], everything: Sequence[Item], like: Tensor, grou
     return _arriving(work, received, places, sent)
 
 
-def _arriving(work: Any, received: Tensor, places: Sequence[tuple[Item, int]], sent: Tensor) -> Pending:
+def _arriving(
+    work: Any, received: Tensor, places: Sequence[tuple[Item, int]], sent: Tensor
+) -> Pending:
     """Give each item from its place among what was received; what is sent is kept until then."""
     work.wait()
     for item, place in places:
@@ -201,7 +252,9 @@ def _totals(items: Iterable[Item], group: dist.ProcessGroup) -> list[int]:
 
 def _flat(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
     """Put tensors one after the other."""
-    return torch.cat([like.new_empty(0), *(tensor.reshape(-1).to(like.dtype) for tensor in tensors)])
+    return torch.cat(
+        [like.new_empty(0), *(tensor.reshape(-1).to(like.dtype) for tensor in tensors)]
+    )
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -212,6 +265,10 @@ def local(tensor: Tensor) -> Tensor:
 def local_gradient(param: Tensor) -> Tensor:
     """Return what this rank holds of a gradient, sharded as the parameter is."""
     gradient: Any = param.grad
-    if hasattr(param, "placements") and hasattr(gradient, "placements") and gradient.placements != param.placements:
+    if (
+        hasattr(param, "placements")
+        and hasattr(gradient, "placements")
+        and gradient.placements != param.placements
+    ):
         gradient = gradient.redistribute(placements=param.placements)
     return local(gradient)

@@ -35,14 +35,22 @@ class Box(NamedTuple):
 
     def common(self, other: Box) -> Box | None:
         """Return what lies in both boxes, ``None`` if that is nothing."""
-        start, stop = tuple(map(max, self.start, other.start)), tuple(map(min, self.stop, other.stop))
+        start, stop = (
+            tuple(map(max, self.start, other.start)),
+            tuple(map(min, self.stop, other.stop)),
+        )
         return Box(start, stop) if all(a < b for a, b in zip(start, stop, strict=True)) else None
 
     def of(self, tensor: Tensor, frame: Box) -> Tensor:
         """Return the view of this box in a tensor that holds a larger box, its ``frame``."""
         if self == frame:
             return tensor
-        return tensor[tuple(slice(a - f, b - f) for a, b, f in zip(self.start, self.stop, frame.start, strict=True))]
+        return tensor[
+            tuple(
+                slice(a - f, b - f)
+                for a, b, f in zip(self.start, self.stop, frame.start, strict=True)
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,8 @@ class Candidate:
 
     param: Tensor
     plan: Plan  # of the whole parameter
-    costs: tuple[float, ...]  # operations, bytes of state, ... of stepping one slice; each is balanced over the ranks
+    # Operations, bytes of state, ... of stepping one slice; each is balanced over the ranks
+    costs: tuple[float, ...]
     wide: torch.dtype  # number format of its steps
     description: tuple[Any, ...]  # what ``describe`` says of it
 
@@ -85,20 +94,23 @@ class Member:
         return found
 
     def source(self, box: Box, owner: int) -> int:
-        """Return who gives an owner the gradient of a box: the rank of the owner's replica that holds it."""
+        """Return who gives an owner the gradient of a box: the rank of the owner's replica that
+        holds it.
+        """
         ranks = self.holders[box]
         return ranks[self.holders[self.boxes[owner]].index(owner) % len(ranks)]
 
 
-def balance(tasks: Sequence[tuple[int, Sequence[float]]], loads: Any, ranks: int) -> tuple[list[list[int]], Any]:
+def balance(
+    tasks: Sequence[tuple[int, Sequence[float]]], loads: Any, ranks: int
+) -> tuple[list[list[int]], Any]:
     """Distribute tasks so that no rank has much more to do, of any kind, than the others.
 
     The most expensive slices come first, and each goes to the rank that it burdens least.
 
-    Args:
-        tasks: number of slices of each task, and what a slice costs of each kind (operations, memory, ...).
-        loads: what each rank has to do already, ranks x kinds; 0 for nothing.
-        ranks: how many ranks there are.
+    Args: tasks: number of slices of each task, and what a slice costs of each kind (operations,
+        memory, ...). loads: what each rank has to do already, ranks x kinds; 0 for nothing. ranks:
+        how many ranks there are.
 
     Returns:
         For each task, how many of its slices each rank gets; and the new loads.
@@ -106,14 +118,18 @@ def balance(tasks: Sequence[tuple[int, Sequence[float]]], loads: Any, ranks: int
     counts = [[0] * ranks for _ in tasks]
     if not tasks:
         return counts, loads
-    slices, costs = np.array([number for number, _ in tasks]), np.array([cost for _, cost in tasks], dtype=float)
+    slices, costs = (
+        np.array([number for number, _ in tasks]),
+        np.array([cost for _, cost in tasks], dtype=float),
+    )
     loads = np.zeros((ranks, costs.shape[1])) + loads
     totals = np.maximum(loads.sum(0) + slices @ costs, 1e-300)
     shares = costs / totals
     for task in np.argsort(-shares.max(1), kind="stable"):
         for _ in range(slices[task]):
             burden = loads / totals + shares[task]
-            # Of ranks that are equally far in what they have most of, the one that has less of the rest.
+            # Of ranks that are equally far in what they have most of, the one that has less of the
+            # rest.
             rank = int(np.argmin(burden.max(1) + 1e-3 * burden.sum(1)))
             loads[rank] += costs[task]
             counts[task][rank] += 1
@@ -132,7 +148,9 @@ def parts_of(plan: Plan, counts: Sequence[int]) -> list[Part]:
 
 
 def wanted(params: Iterable[Tensor]) -> bool:
-    """Tell whether there are other ranks to work with, or parameters that only all ranks together have."""
+    """Tell whether there are other ranks to work with, or parameters that only all ranks together
+    have.
+    """
     return dist.get_world_size() > 1 or any(map(is_sharded, params))
 
 
@@ -152,47 +170,66 @@ def group_of(param: Any) -> dist.ProcessGroup:
 
 
 def describe(param: Any) -> tuple[Any, ...]:
-    """Return what ranks must know of each other: shape, number format, what is held, and check sums of replicas."""
+    """Return what ranks must know of each other: shape, number format, what is held, and check sums
+    of replicas.
+    """
     shape = tuple(param.shape)
     if is_sharded(param):
         if any(placement.is_partial() for placement in param.placements):
-            raise ValueError(f"a DTensor parameter of shape {shape} must be sharded or replicated, not a partial sum")
+            raise ValueError(
+                f"a DTensor parameter of shape {shape} must be sharded or replicated, not a "
+                "partial sum"
+            )
         (chunk,) = param.__create_chunk_list__()
         stop = tuple(a + n for a, n in zip(chunk.offsets, chunk.sizes, strict=True))
         return shape, str(param.dtype), (tuple(chunk.offsets), stop), None, None
     # Parameters without numbers, of a cost model for instance, have no check sum.
-    sums = [None if x is None or x.is_meta else x.abs().sum(dtype=torch.float64).item() for x in (param, param.grad)]
+    sums = [
+        None if x is None or x.is_meta else x.abs().sum(dtype=torch.float64).item()
+        for x in (param, param.grad)
+    ]
     return shape, str(param.dtype), ((0,) * len(shape), shape), *sums
 
 
 def check_alike(known: Sequence[Sequence[tuple[Any, ...]]]) -> None:
-    """Raise unless the ranks have the same parameters, and the same weights and gradients in what is replicated."""
+    """Raise unless the ranks have the same parameters, and the same weights and gradients in what
+    is replicated.
+    """
     first = known[0]
     for rank, other in enumerate(known):
         if [item[:2] for item in other] != [item[:2] for item in first]:
             raise ValueError(
-                f"ranks 0 and {rank} have different parameters, so they cannot share the work: give the optimizer the "
+                f"ranks 0 and {rank} have different parameters, so they cannot share the work: "
+                "give the optimizer the "
                 f"same parameters in the same order on all ranks, {OFF}"
             )
         for index, (mine, theirs) in enumerate(zip(first, other, strict=True)):
             for name, at, tolerance in (("weights", 3, 1e-6), ("gradients", 4, 1e-3)):
                 if (mine[at] is None) != (theirs[at] is None):
-                    raise ValueError(f"ranks 0 and {rank} do not both have a gradient for parameter {index}")
-                if mine[at] is not None and abs(mine[at] - theirs[at]) > tolerance * (abs(mine[at]) + abs(theirs[at])):
                     raise ValueError(
-                        f"ranks 0 and {rank} have different {name} for parameter {index} of shape {mine[0]}: wrap the "
+                        f"ranks 0 and {rank} do not both have a gradient for parameter {index}"
+                    )
+                if mine[at] is not None and abs(mine[at] - theirs[at]) > tolerance * (
+                    abs(mine[at]) + abs(theirs[at])
+                ):
+                    raise ValueError(
+                        f"ranks 0 and {rank} have different {name} for parameter {index} of shape "
+                        f"{mine[0]}: wrap the "
                         f"model in DistributedDataParallel or fully_shard, {OFF}"
                     )
 
 
 def check_shards(param: Tensor, held: Sequence[Box]) -> None:
-    """Raise unless the shards of a parameter, given what each rank holds, make up the whole, once."""
+    """Raise unless the shards of a parameter, given what each rank holds, make up the
+    whole, once.
+    """
     boxes = [box for box in dict.fromkeys(held) if box.numel]
     placements = getattr(param, "placements", ())
     strided = any(type(placement).__name__ == "_StridedShard" for placement in placements)
     overlap = strided and any(a.common(b) for i, a in enumerate(boxes) for b in boxes[:i])
     if overlap or sum(box.numel for box in boxes) != param.numel():
         raise ValueError(
-            f"the shards of a DTensor parameter of shape {tuple(param.shape)} must be contiguous parts that "
+            f"the shards of a DTensor parameter of shape {tuple(param.shape)} must be contiguous "
+            "parts that "
             f"make up the whole, which is not so with the placements {placements}"
         )

@@ -1,15 +1,20 @@
-"""Spectral on many processes: which rank steps what, where gradients meet, and how the steps come back.
+"""Spectral on many processes: which rank steps what, where gradients meet, and how the steps come
+back.
 
-Every rank is the owner of some matrices, or of some slices of very large ones: it alone keeps their state and computes
-their steps. Owners are chosen greedily so that matrix products, memory and bytes to send are balanced.
+Every rank is the owner of some matrices, or of some slices of very large ones: it alone keeps their
+state and computes their steps. Owners are chosen greedily so that matrix products, memory and bytes
+to send are balanced.
 
-- Replicated parameters (DDP): all ranks have the same gradient. The owner changes its weights, and then every rank gets
-  them from their owners by all-gather, so that all ranks end with the same bits.
-- Sharded parameters (FSDP2, HSDP, tensor parallelism): the shards of a gradient go to the owner by all-to-all; the
-  owner computes the step, and its shards go back to the ranks that hold those of the weights.
+- Replicated parameters (DDP): all ranks have the same gradient. The owner changes its weights, and
+  then every rank gets them from their owners by all-gather, so that all ranks end with the same
+  bits.
+- Sharded parameters (FSDP2, HSDP, tensor parallelism): the shards of a gradient go to the owner by
+  all-to-all; the owner computes the step, and its shards go back to the ranks that hold those of
+  the weights.
 
-Both happen in rounds of some megabytes: while one round is computed, gradients of the next and steps of the last are on
-their way. All ranks call the same collectives in the same order, which follows from what all know.
+Both happen in rounds of some megabytes: while one round is computed, gradients of the next and
+steps of the last are on their way. All ranks call the same collectives in the same order, which
+follows from what all know.
 """
 
 from __future__ import annotations
@@ -27,19 +32,31 @@ from ..stacks import Plan
 from ..state import State
 from . import agreement
 from .collectives import Apply, Pending, ReplicatedRound, Round, ShardedRound, local
-from .ownership import Box, Candidate, Member, balance, check_alike, check_shards, group_of, parts_of
+from .ownership import (
+    Box,
+    Candidate,
+    Member,
+    balance,
+    check_alike,
+    check_shards,
+    group_of,
+    parts_of,
+)
 from .sharded_state import own_part
 
 ROUND_BYTES = 64 * 2**20
 """About how much a rank steps in one round."""
 
 MISSING = (
-    "ranks {} have none of the parameters that this rank shares with them, so they cannot step together: give the "
+    "ranks {} have none of the parameters that this rank shares with them, so they cannot step "
+    "together: give the "
     "optimizer the same parameters on all ranks of their device mesh"
 )
 Groups = Sequence[dict[str, Any]]
 Directions = Callable[[list[Tensor], list[Tensor], int], list[Tensor]]
-"""Computes steps, given parameters of which this rank steps a part, the parts' gradients, and the number of a round."""
+"""Computes steps, given parameters of which this rank steps a part, the parts' gradients, and the
+number of a round.
+"""
 
 
 class Sharding:
@@ -56,21 +73,26 @@ class Sharding:
         return param in self._members
 
     def begin(
-        self, groups: Groups, states: Mapping[Tensor, State], look: Callable[[], Any], name: Callable[[Tensor], str]
+        self,
+        groups: Groups,
+        states: Mapping[Tensor, State],
+        look: Callable[[], Any],
+        name: Callable[[Tensor], str],
     ) -> tuple[Any, Any, int]:
-        """Decide with all other ranks on a step, and give new parameters owners; raise on all if one cannot take it.
+        """Decide with all other ranks on a step, and give new parameters owners; raise on all if
+        one cannot take it.
 
-        Args:
-            groups: the optimizer's parameter groups.
-            states: the optimizer's state.
-            look: checks the gradients of this rank; returns what the step needs and its verdict, or raises an error.
-            name: tells a parameter's name.
+        Args: groups: the optimizer's parameter groups. states: the optimizer's state. look: checks
+            the gradients of this rank; returns what the step needs and its verdict, or raises an
+            error. name: tells a parameter's name.
 
         Returns:
             What ``look`` returned, but with the verdict of all ranks.
         """
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return *look()[:2], GO  # the ranks were compared before; replaying a graph runs nothing of this
+            return *look()[
+                :2
+            ], GO  # the ranks were compared before; replaying a graph runs nothing of this
         error: Exception | None = None
         candidates: dict[Tensor, Candidate] = {}
         work = samples = None
@@ -80,7 +102,9 @@ class Sharding:
                 param: candidate_of(group, param)
                 for group in groups
                 for param in group["params"]
-                if param not in self and param.numel() and (param.requires_grad or param.grad is not None)
+                if param not in self
+                and param.numel()
+                and (param.requires_grad or param.grad is not None)
             }
         except Exception as mistake:
             error, verdict = mistake, agreement.REFUSED + dist.get_rank()
@@ -96,7 +120,9 @@ class Sharding:
                     states[param].update(self.own_state(own, param, name(param)))
         return work, samples, verdict
 
-    def _agree(self, groups: Groups, verdict: int | Tensor, candidates: Mapping[Tensor, Candidate]) -> int:
+    def _agree(
+        self, groups: Groups, verdict: int | Tensor, candidates: Mapping[Tensor, Candidate]
+    ) -> int:
         """Return the verdict of all ranks, and give candidates owners if it is to go."""
         teams = self._all_teams(groups)
         device = local(groups[0]["params"][0]).device
@@ -104,9 +130,13 @@ class Sharding:
         error: ValueError | None = None
         for team in teams:
             if missing := team.absent():
-                error, verdict = ValueError(MISSING.format(missing)), agreement.REFUSED + dist.get_rank()
+                error, verdict = (
+                    ValueError(MISSING.format(missing)),
+                    agreement.REFUSED + dist.get_rank(),
+                )
                 continue
-            said = agreement.statement(groups, lambda p: self._team_of.get(p) is team, set(candidates))  # noqa: B023
+            shared = {param for param, other in self._team_of.items() if other is team}
+            said = agreement.statement(groups, shared.__contains__, set(candidates))
             verdict, again = team.vote(verdict, said, teams, device)
             found = [c for param, c in candidates.items() if self._team_of[param] is team]
             if found and verdict == GO:
@@ -122,7 +152,9 @@ class Sharding:
             raise error
         if verdict == GO:
             for team, found, boxes in admitted:
-                self._members.update((member.param, (team, member)) for member in team.admit(found, boxes))
+                self._members.update(
+                    (member.param, (team, member)) for member in team.admit(found, boxes)
+                )
         return int(verdict)
 
     def _all_teams(self, groups: Groups) -> list[Team]:
@@ -137,7 +169,9 @@ class Sharding:
         return sorted(self._teams.values(), key=Team.place)
 
     def units(self, param: Tensor) -> tuple[int, int, Plan]:
-        """Return what this rank steps of a parameter: its first unit, the number of all units, and the layout."""
+        """Return what this rank steps of a parameter: its first unit, the number of all units, and
+        the layout.
+        """
         team, member = self._members[param]
         mine = [(part.start, part.plan) for part in member.parts if part.owner == team.rank]
         start, plan = mine[0] if mine else (0, member.parts[0].plan.part(0, 0)[2])
@@ -148,9 +182,13 @@ class Sharding:
         return self.units(param)[2]
 
     def own_state(self, state: Mapping[str, Tensor], param: Tensor, name: str) -> State:
-        """Return the state of the units of a parameter that are stepped here, with the same names on all ranks."""
+        """Return the state of the units of a parameter that are stepped here, with the same names
+        on all ranks.
+        """
         start, total, plan = self.units(param)
-        return {key: own_part(tensor, start, plan.units, total, name) for key, tensor in state.items()}
+        return {
+            key: own_part(tensor, start, plan.units, total, name) for key, tensor in state.items()
+        }
 
     def step(
         self,
@@ -161,11 +199,9 @@ class Sharding:
     ) -> None:
         """Step parameters.
 
-        Args:
-            params: those that have gradients.
-            arranged: puts parameters into stacks, given a number that tells rounds apart.
-            compute: computes the steps of stacks, given gradients by parameter, and gives out what is complete.
-            apply: moves tensors along steps.
+        Args: params: those that have gradients. arranged: puts parameters into stacks, given a
+            number that tells rounds apart. compute: computes the steps of stacks, given gradients
+            by parameter, and gives out what is complete. apply: moves tensors along steps.
         """
 
         def directions(own: list[Tensor], gradients: list[Tensor], tag: int) -> list[Tensor]:
@@ -204,16 +240,23 @@ class Team:
         return missing
 
     def vote(
-        self, verdict: int | Tensor, said: Mapping[str, int | Tensor], teams: Sequence[Team], device: torch.device
+        self,
+        verdict: int | Tensor,
+        said: Mapping[str, int | Tensor],
+        teams: Sequence[Team],
+        device: torch.device,
     ) -> tuple[int, bool]:
         """Return the verdict of all ranks of the team, and whether they will vote once more."""
-        # Of what goes wrong in a later team, the ranks that are not part of that team must hear, too.
+        # Of what goes wrong in a later team, the ranks that are not part of that team must hear,
+        # too.
         later = teams[teams.index(self) + 1 :] if self in teams else []
         again = any(not set(self.ranks).issubset(team.ranks) for team in later)
         return agreement.vote(verdict, again, said, device, self.group)
 
     def compare(self, candidates: Sequence[Candidate]) -> list[list[Box]]:
-        """Return what each rank holds of each parameter; raise on all ranks if something does not fit together."""
+        """Return what each rank holds of each parameter; raise on all ranks if something does not
+        fit together.
+        """
         known: list[list[tuple[Any, ...]]] = [[]] * self.size
         dist.all_gather_object(known, [c.description for c in candidates], group=self.group)
         check_alike(known)
@@ -223,8 +266,12 @@ class Team:
         return boxes
 
     def admit(self, candidates: Sequence[Candidate], boxes: Sequence[list[Box]]) -> list[Member]:
-        """Choose owners of more parameters, given what each rank holds, and what it has to do already."""
-        counts, self._loads = balance([(c.plan.slices, c.costs) for c in candidates], self._loads, self.size)
+        """Choose owners of more parameters, given what each rank holds, and what it has to do
+        already.
+        """
+        counts, self._loads = balance(
+            [(c.plan.slices, c.costs) for c in candidates], self._loads, self.size
+        )
         return [
             Member(c.param, c.wide, held, parts_of(c.plan, count))
             for c, held, count in zip(candidates, boxes, counts, strict=True)
@@ -241,7 +288,11 @@ class Team:
         for tag, now in enumerate(rounds):
             own = now.own_gradients(gradients)
             gradients = rounds[tag + 1].send_gradients() if tag + 1 < len(rounds) else None
-            steps = directions([now.members[index].param for index in own], list(own.values()), tag) if own else []
+            steps = (
+                directions([now.members[index].param for index in own], list(own.values()), tag)
+                if own
+                else []
+            )
             sent = now.send_steps(dict(zip(own, steps, strict=True)), apply)
             if last is not None:
                 last[0].receive_steps(last[1], apply)
@@ -266,4 +317,6 @@ class Team:
                     left = ROUND_BYTES * self.size
                 rounds[-1][1].append(member)
                 left -= size
-        return [(ReplicatedRound if whole else ShardedRound)(some, self.group) for whole, some in rounds]
+        return [
+            (ReplicatedRound if whole else ShardedRound)(some, self.group) for whole, some in rounds
+        ]

@@ -1,10 +1,11 @@
 """Posteriors of small networks: log loss, calibration, shifted data and foreign inputs, by method.
 
-Each method gets the same number of random trials, judged by the log loss on validation data with a seed of their own;
-the best then trains with other seeds, and these are what tables show. The validation data also choose the temperature
-of draws, by which the variances of all Gaussian posteriors are multiplied. All predictions are shown as they are and
-after temperature scaling on the validation data (for regressions, the variance of the noise is always chosen there);
-the latter are what the aim is about. Every run is kept in a file, and none is repeated.
+Each method gets the same number of random trials, judged by the log loss on validation data with a
+seed of their own; the best then trains with other seeds, and these are what tables show. The
+validation data also choose the temperature of draws, by which the variances of all Gaussian
+posteriors are multiplied. All predictions are shown as they are and after temperature scaling on
+the validation data (for regressions, the variance of the noise is always chosen there); the latter
+are what the aim is about. Every run is kept in a file, and none is repeated.
 """
 
 from __future__ import annotations
@@ -32,13 +33,27 @@ TRIAL_SEED = 100
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to run."""
-    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS), help="default: all")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
-    parser.add_argument("--trials", type=int, default=8, help="random trials of each method (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=4, help="seeds of the best one (default: %(default)s)")
-    parser.add_argument("--results", type=Path, help="file in which every run is kept, and looked for before")
-    parser.add_argument("--plot", type=Path, help="draw how reliable confidence is on the first problem of classes")
-    parser.add_argument("--time", action="store_true", help="measure training time against plain Spectral instead")
+    parser.add_argument(
+        "--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS), help="default: all"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all"
+    )
+    parser.add_argument(
+        "--trials", type=int, default=8, help="random trials of each method (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=4, help="seeds of the best one (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--results", type=Path, help="file in which every run is kept, and looked for before"
+    )
+    parser.add_argument(
+        "--plot", type=Path, help="draw how reliable confidence is on the first problem of classes"
+    )
+    parser.add_argument(
+        "--time", action="store_true", help="measure training time against plain Spectral instead"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -54,9 +69,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 continue
             start = best["weights alone"] if method in ON_TOP else {}
             trials = [{**start, **options} for options in chosen(method, args.trials)]
-            tried = [measured(cells, name, problem, method, options, TRIAL_SEED)["valid"] for options in trials]
+            tried = [
+                measured(cells, name, problem, method, options, TRIAL_SEED)["valid"]
+                for options in trials
+            ]
             best[method] = trials[min(range(len(trials)), key=tried.__getitem__)]
-            runs = [measured(cells, name, problem, method, best[method], seed) for seed in range(args.seeds)]
+            runs = [
+                measured(cells, name, problem, method, best[method], seed)
+                for seed in range(args.seeds)
+            ]
             found.setdefault(name, {})[method] = {"options": best[method], "runs": runs}
     if args.plot:
         draw(found, args.plot)
@@ -69,7 +90,9 @@ def chosen(method: str, count: int) -> list[dict[str, Any]]:
 
 
 def spread(space: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Return random options that cover each range evenly (a Latin hypercube): few trials leave no large gaps."""
+    """Return random options that cover each range evenly (a Latin hypercube): few trials leave no
+    large gaps.
+    """
     generator = random.Random(0)
     trials: list[dict[str, Any]] = [{} for _ in range(count)]
     for name, values in space.items():
@@ -83,10 +106,14 @@ def spread(space: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     return trials
 
 
-def measured(cells: Cells, name: str, problem: Problem, method: str, options: Options, seed: int) -> Any:
+def measured(
+    cells: Cells, name: str, problem: Problem, method: str, options: Options, seed: int
+) -> Any:
     """Return the scores of one run, from the file if they are there."""
     own = {"options": dict(options), "seed": seed, "version": METHODS[method].version}
-    return cells.get({"problem": name, "method": method, **own}, lambda: compute(problem, method, options, seed))
+    return cells.get(
+        {"problem": name, "method": method, **own}, lambda: compute(problem, method, options, seed)
+    )
 
 
 def compute(problem: Problem, method: str, options: Options, seed: int) -> dict[str, Any]:
@@ -98,11 +125,17 @@ def compute(problem: Problem, method: str, options: Options, seed: int) -> dict[
         with torch.no_grad():
             return {**scored(problem, predict, METHODS[method].temperatures), "seconds": seconds}
     except (ValueError, FloatingPointError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
-        return {"valid": math.inf, "failed": str(error)[:200], "seconds": time.process_time() - start}
+        return {
+            "valid": math.inf,
+            "failed": str(error)[:200],
+            "seconds": time.process_time() - start,
+        }
 
 
 def scored(problem: Problem, predict: Predict, temperatures: Sequence[float]) -> dict[str, Any]:
-    """Return all scores of a method that has been trained; validation data choose the temperature of its draws."""
+    """Return all scores of a method that has been trained; validation data choose the temperature
+    of its draws.
+    """
     x, y = problem.valid
     draws = {temperature: predict(x, temperature) for temperature in temperatures}
     losses = {t: valid_loss(problem, each) for t, each in draws.items()}
@@ -141,14 +174,20 @@ def valid_loss(problem: Problem, draws: Tensor) -> float:
 def draw(found: Mapping[str, Any], path: Path) -> None:
     """Draw confidence against accuracy for the first problem of classes."""
     for name, methods in found.items():
-        rows = {m: each["runs"][0]["reliability"] for m, each in methods.items() if "reliability" in each["runs"][0]}
+        rows = {
+            m: each["runs"][0]["reliability"]
+            for m, each in methods.items()
+            if "reliability" in each["runs"][0]
+        }
         if rows:
             scores.plot_reliability(rows, f"{name}, seed 0", path)
             return
 
 
 def training_time(names: list[str], repeats: int = 3) -> dict[str, Any]:
-    """Return the CPU time of training beside that of plain Spectral, in turn, with one draw a step."""
+    """Return the CPU time of training beside that of plain Spectral, in turn, with one
+    draw a step.
+    """
     rows = []
     for name in names:
         problem = PROBLEMS[name]()
@@ -160,12 +199,20 @@ def training_time(names: list[str], repeats: int = 3) -> dict[str, Any]:
                 if kind == "Spectral":
                     optimizer = spectral(problem, model, {"lr": 2e-3, "weight_decay": 0.01})
                 else:
-                    optimizer = posterior_optimizer(problem, model, {"lr": 0.02, "ess": 20, "decay": 1.5})
+                    optimizer = posterior_optimizer(
+                        problem, model, {"lr": 0.02, "ess": 20, "decay": 1.5}
+                    )
                 start = time.process_time()
                 fit(problem, model, optimizer, seed, epochs=2, sampled=kind != "Spectral")
                 own.append(time.process_time() - start)
         ratios = [b / a for a, b in zip(times["Spectral"], times["posterior"], strict=True)]
-        rows.append([name, *(f"{statistics.median(own):.2f}" for own in times.values()), statistics.median(ratios)])
+        rows.append(
+            [
+                name,
+                *(f"{statistics.median(own):.2f}" for own in times.values()),
+                statistics.median(ratios),
+            ]
+        )
     columns = ["problem", "Spectral, CPU s", "posterior, CPU s", "ratio"]
     shown = [[*row[:3], f"{row[3]:.2f}"] for row in rows]
     return {

@@ -1,8 +1,9 @@
 """Ways to a posterior. Each trains a network and returns a function that draws predictions.
 
-Draws are class probabilities, or means for regressions, of shape ``(draws, examples, outputs)``, at a temperature by
-which the variances of the weights are multiplied. All train for the same number of epochs with the same batches,
-warm-up and cosine; peers are their authors' packages, but for SWAG, dropout and ensembles, which need none.
+Draws are class probabilities, or means for regressions, of shape ``(draws, examples, outputs)``, at
+a temperature by which the variances of the weights are multiplied. All train for the same number of
+epochs with the same batches, warm-up and cosine; peers are their authors' packages, but for SWAG,
+dropout and ensembles, which need none.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from .problems import Problem
 
 DRAWS = 32
 TEMPERATURES = (1e-4, *(4.0**k for k in range(-3, 4)))
-"""Of draws, to choose from on validation data; the first one leaves hardly more than the mean of the weights."""
+"""Of draws, to choose from on validation data; the first one leaves hardly more than the mean of
+the weights.
+"""
 ALONE = (1.0,)
 """For methods that have no Gaussian whose variances could be multiplied."""
 Predict = Callable[[Tensor, float], Tensor]
@@ -36,11 +39,10 @@ Options = Mapping[str, Any]
 class Method:
     """A way to a posterior.
 
-    Attributes:
-        train: Trains with options and returns a function that predicts.
-        space: Options, and what random trials choose each from: a list, or the ends of a range of magnitudes.
-        temperatures: Of draws, to choose from.
-        version: Goes up when something changes that makes kept runs wrong, such as `Spectral`, which all but IVON use.
+    Attributes: train: Trains with options and returns a function that predicts. space: Options, and
+        what random trials choose each from: a list, or the ends of a range of magnitudes.
+        temperatures: Of draws, to choose from. version: Goes up when something changes that makes
+        kept runs wrong, such as `Spectral`, which all but IVON use.
     """
 
     train: Callable[[Problem, int, Options], Predict]
@@ -62,15 +64,11 @@ def fit(
 ) -> None:
     """Train a model.
 
-    Args:
-        problem: What to train on.
-        model: The model.
-        optimizer: Its optimizer; its learning rates are the highest.
-        seed: Of the batches.
-        epochs: How long, if not the problem's own.
-        sampled: Whether gradients are computed at weights drawn by the optimizer.
-        each_step: Called after each step with how much of training is done.
-        tail: Fraction of the learning rate that the last two fifths are trained with, instead of the cosine.
+    Args: problem: What to train on. model: The model. optimizer: Its optimizer; its learning rates
+        are the highest. seed: Of the batches. epochs: How long, if not the problem's own. sampled:
+        Whether gradients are computed at weights drawn by the optimizer. each_step: Called after
+        each step with how much of training is done. tail: Fraction of the learning rate that the
+        last two fifths are trained with, instead of the cosine.
     """
     inputs, targets = problem.train
     per_epoch = math.ceil(problem.size / problem.batch)
@@ -86,7 +84,9 @@ def fit(
             factor = tail
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * factor
-        order = order or list(torch.split(torch.randperm(problem.size, generator=generator), problem.batch))
+        order = order or list(
+            torch.split(torch.randperm(problem.size, generator=generator), problem.batch)
+        )
         some = order.pop()
         with optimizer.sampled_params(train=True) if sampled else nullcontext():
             optimizer.zero_grad()
@@ -128,7 +128,9 @@ def mode(problem: Problem, seed: int, options: Options) -> Predict:
 
 
 def posterior_optimizer(problem: Problem, model: nn.Module, options: Options) -> Any:
-    """Return ours; a prior in proportion to ``ess`` decays weights alike, however much noise there is."""
+    """Return ours; a prior in proportion to ``ess`` decays weights alike, however much noise there
+    is.
+    """
     return Spectral.posterior(
         model.parameters(),
         lr=options["lr"],
@@ -147,7 +149,10 @@ def posterior(problem: Problem, seed: int, options: Options) -> Predict:
 
     def predict(x: Tensor, temperature: float) -> Tensor:
         generator = Generator().manual_seed(seed)
-        return finished(problem, optimizer.predict(model, x, DRAWS, temperature=temperature, generator=generator))
+        return finished(
+            problem,
+            optimizer.predict(model, x, DRAWS, temperature=temperature, generator=generator),
+        )
 
     return predict
 
@@ -169,7 +174,8 @@ def ivon(problem: Problem, seed: int, options: Options) -> Predict:
 
     def predict(x: Tensor, temperature: float) -> Tensor:
         torch.manual_seed(seed)
-        optimizer.param_groups[0]["ess"] = ess / temperature  # from here on, of nothing but the noise
+        # From here on, of nothing but the noise
+        optimizer.param_groups[0]["ess"] = ess / temperature
         found = []
         for _ in range(DRAWS):
             with optimizer.sampled_params():
@@ -185,17 +191,28 @@ def laplace(subset: str, kind: str, problem: Problem, seed: int, options: Option
 
     model = train_mode(problem, seed, options)
     what = "classification" if problem.variance is None else "regression"
-    extra: dict[str, Any] = {} if problem.variance is None else {"sigma_noise": problem.variance**0.5}
+    extra: dict[str, Any] = (
+        {} if problem.variance is None else {"sigma_noise": problem.variance**0.5}
+    )
     made = require_peer("laplace").Laplace(
-        model, what, subset_of_weights=subset, hessian_structure=kind, prior_precision=options["prior"], **extra
+        model,
+        what,
+        subset_of_weights=subset,
+        hessian_structure=kind,
+        prior_precision=options["prior"],
+        **extra,
     )
     made.fit(DataLoader(TensorDataset(*problem.train), batch_size=250))
     form = "glm" if subset == "last_layer" else "nn"
 
     def predict(x: Tensor, temperature: float) -> Tensor:
         torch.manual_seed(seed)
-        made.temperature, made.prior_precision = temperature, options["prior"] / temperature  # of data and prior alike
-        return torch.cat([made.predictive_samples(part, form, n_samples=DRAWS) for part in torch.split(x, 500)], 1)
+        # Of data and prior alike
+        made.temperature, made.prior_precision = (temperature, options["prior"] / temperature)
+        return torch.cat(
+            [made.predictive_samples(part, form, n_samples=DRAWS) for part in torch.split(x, 500)],
+            1,
+        )
 
     return predict
 
@@ -215,7 +232,9 @@ def dropout(problem: Problem, seed: int, options: Options) -> Predict:
 
 
 def swag(problem: Problem, seed: int, options: Options) -> Predict:
-    """SWAG: a Gaussian through the weights of the last two fifths of training, diagonal plus rank twenty."""
+    """SWAG: a Gaussian through the weights of the last two fifths of training, diagonal plus rank
+    twenty.
+    """
     torch.manual_seed(seed)
     model = problem.build(0.0)
     params = list(model.parameters())
@@ -225,7 +244,14 @@ def swag(problem: Problem, seed: int, options: Options) -> Predict:
         if done > 0.6 + 0.02 * len(seen):
             seen.append(nn.utils.parameters_to_vector(params).detach().clone())
 
-    fit(problem, model, spectral(problem, model, options), seed, each_step=collect, tail=options["tail"])
+    fit(
+        problem,
+        model,
+        spectral(problem, model, options),
+        seed,
+        each_step=collect,
+        tail=options["tail"],
+    )
     weights = torch.stack(seen)
     mean, spread = weights.mean(0), weights.std(0)
     deviations = (weights - mean) / (len(weights) - 1) ** 0.5
@@ -261,11 +287,17 @@ METHODS: Mapping[str, Method] = {
     "weights alone": Method(mode, POINT, ALONE, version=4),
     "Spectral.posterior": Method(posterior, OURS, version=5),
     "IVON": Method(ivon, PEER, version=2),
-    "last-layer Laplace": Method(partial(laplace, "last_layer", "kron"), {"prior": (0.03, 100.0)}, version=4),
-    "Kronecker Laplace": Method(partial(laplace, "all", "kron"), {"prior": (1.0, 3000.0)}, version=4),
+    "last-layer Laplace": Method(
+        partial(laplace, "last_layer", "kron"), {"prior": (0.03, 100.0)}, version=4
+    ),
+    "Kronecker Laplace": Method(
+        partial(laplace, "all", "kron"), {"prior": (1.0, 3000.0)}, version=4
+    ),
     "dropout": Method(dropout, {**POINT, "rate": [0.05, 0.1, 0.2, 0.4]}, ALONE, version=4),
     "SWAG": Method(swag, {**POINT, "tail": [0.1, 0.3, 0.6]}, version=4),
-    "ensemble of 5": Method(ensemble, {"lr": (1e-3, 6e-2), "weight_decay": DECAYS}, ALONE, version=4),
+    "ensemble of 5": Method(
+        ensemble, {"lr": (1e-3, 6e-2), "weight_decay": DECAYS}, ALONE, version=4
+    ),
 }
 ON_TOP = ("last-layer Laplace", "Kronecker Laplace")
 """Methods that start from the weights alone, with the options that were best for these."""

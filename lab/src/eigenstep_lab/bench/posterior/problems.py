@@ -1,4 +1,6 @@
-"""Small problems on which posteriors are compared: pictures, text and regressions, with shifted and foreign inputs."""
+"""Small problems on which posteriors are compared: pictures, text and regressions, with shifted and
+foreign inputs.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class Problem:
 def rotated(pictures: Tensor, degrees: float) -> Tensor:
     """Turn pictures around their middle."""
     angle = math.radians(degrees)
-    turn = torch.tensor([[math.cos(angle), -math.sin(angle), 0.0], [math.sin(angle), math.cos(angle), 0.0]])
+    turn = torch.tensor(
+        [[math.cos(angle), -math.sin(angle), 0.0], [math.sin(angle), math.cos(angle), 0.0]]
+    )
     grid = affine_grid(turn.expand(len(pictures), 2, 3), list(pictures.shape), align_corners=False)
     return grid_sample(pictures, grid, padding_mode="border", align_corners=False)
 
@@ -70,7 +74,9 @@ def noisy(inputs: Tensor, size: float) -> Tensor:
     return inputs + size * torch.randn(inputs.shape, generator=Generator().manual_seed(1))
 
 
-def _pictures(name: str, count: int, pool: int, tests: int = 2000) -> tuple[Data, Data, dict[str, Data]]:
+def _pictures(
+    name: str, count: int, pool: int, tests: int = 2000
+) -> tuple[Data, Data, dict[str, Data]]:
     images = load_images(name)
     order = torch.randperm(len(images.train_labels), generator=Generator().manual_seed(0))
 
@@ -78,9 +84,15 @@ def _pictures(name: str, count: int, pool: int, tests: int = 2000) -> tuple[Data
         return avg_pool2d(images.normalize(pixels), pool) if pool > 1 else images.normalize(pixels)
 
     parts = order[:count], order[count : count + 500]
-    train, valid = ((prepared(images.train_pixels[part]), images.train_labels[part]) for part in parts)
+    train, valid = (
+        (prepared(images.train_pixels[part]), images.train_labels[part]) for part in parts
+    )
     x, y = prepared(images.test_pixels[:tests]), images.test_labels[:tests]
-    return train, valid, {"clean": (x, y), "rotated": (rotated(x, 30.0), y), "noisy": (noisy(x, 0.6), y)}
+    return (
+        train,
+        valid,
+        {"clean": (x, y), "rotated": (rotated(x, 30.0), y), "noisy": (noisy(x, 0.6), y)},
+    )
 
 
 def _mlp(sizes: tuple[int, ...], dropout: float) -> nn.Sequential:
@@ -105,14 +117,20 @@ def _convnet(dropout: float) -> nn.Sequential:
 
 
 def fashion() -> Problem:
-    """Clothing at 14 x 14 pixels, a network with two hidden layers; foreign are gray photographs."""
+    """Clothing at 14 x 14 pixels, a network with two hidden layers; foreign are gray
+    photographs.
+    """
     train, valid, tests = _pictures("fashion-mnist", 3000, 2)
-    foreign = _pictures("cifar-10", 10, 2, tests=1000)[2]["clean"][0].mean(1, keepdim=True)[..., 1:15, 1:15]
+    foreign = _pictures("cifar-10", 10, 2, tests=1000)[2]["clean"][0].mean(1, keepdim=True)[
+        ..., 1:15, 1:15
+    ]
     return Problem(train, valid, tests, lambda p: _mlp((196, 96, 64, 10), p), foreign=foreign)
 
 
 def cifar() -> Problem:
-    """Photographs at 16 x 16 pixels, a network with two convolutions; foreign are pieces of clothing."""
+    """Photographs at 16 x 16 pixels, a network with two convolutions; foreign are pieces of
+    clothing.
+    """
     train, valid, tests = _pictures("cifar-10", 3000, 2)
     clothes = _pictures("fashion-mnist", 10, 2, tests=1000)[2]["clean"][0]
     foreign = nn.functional.pad(clothes, (1, 1, 1, 1), mode="replicate").expand(-1, 3, -1, -1)
@@ -124,11 +142,15 @@ def digits() -> Problem:
     train, valid, tests = _pictures("digits", 900, 1)
     valid = valid[0][:300], valid[1][:300]
     foreign = torch.randn(500, 1, 8, 8, generator=Generator().manual_seed(2))
-    return Problem(train, valid, tests, lambda p: _mlp((64, 64, 10), p), foreign=foreign, epochs=16, batch=32)
+    return Problem(
+        train, valid, tests, lambda p: _mlp((64, 64, 10), p), foreign=foreign, epochs=16, batch=32
+    )
 
 
 def text() -> Problem:
-    """The next letter of Shakespeare, given six; shifted by wrong letters, foreign are shuffled ones."""
+    """The next letter of Shakespeare, given six; shifted by wrong letters, foreign are shuffled
+    ones.
+    """
     source = load_text("shakespeare")
     table = torch.tensor([max(0, LETTERS.find(c.lower())) for c in source.alphabet])
     generator = Generator().manual_seed(0)
@@ -141,10 +163,17 @@ def text() -> Problem:
     def prepared(data: Data) -> Data:
         return one_hot(data[0], len(LETTERS)).float(), data[1]
 
-    train, valid, test = windows(source.train, 4000), windows(source.train, 500), windows(source.test, 2000)
+    train, valid, test = (
+        windows(source.train, 4000),
+        windows(source.train, 500),
+        windows(source.test, 2000),
+    )
     wrong = torch.rand(test[0].shape, generator=generator) < 0.2
     other = torch.randint(len(LETTERS), test[0].shape, generator=generator)
-    tests = {"clean": prepared(test), "wrong letters": prepared((torch.where(wrong, other, test[0]), test[1]))}
+    tests = {
+        "clean": prepared(test),
+        "wrong letters": prepared((torch.where(wrong, other, test[0]), test[1])),
+    }
     width = CONTEXT * len(LETTERS)
     return Problem(
         prepared(train),
@@ -157,7 +186,10 @@ def text() -> Problem:
 
 def _regression(data: tuple[Any, Any], variance: float) -> Problem:
     """Split rows into three parts and standardize; shifted are noisy inputs."""
-    x, y = torch.tensor(data[0], dtype=torch.float32), torch.tensor(data[1], dtype=torch.float32)[:, None]
+    x, y = (
+        torch.tensor(data[0], dtype=torch.float32),
+        torch.tensor(data[1], dtype=torch.float32)[:, None],
+    )
     order = torch.randperm(len(x), generator=Generator().manual_seed(0))
     first, second = len(x) // 2, 3 * len(x) // 4
     train = order[:first]
@@ -165,7 +197,9 @@ def _regression(data: tuple[Any, Any], variance: float) -> Problem:
     parts = [(x[part], y[part]) for part in (train, order[first:second], order[second:])]
     tests = {"clean": parts[2], "noisy": (noisy(parts[2][0], 0.5), parts[2][1])}
     build: Callable[[float], nn.Module] = lambda p: _mlp((x.shape[1], 50, 1), p)  # noqa: E731
-    return Problem(parts[0], parts[1], tests, build, variance=variance, epochs=max(12, 9000 // first), batch=32)
+    return Problem(
+        parts[0], parts[1], tests, build, variance=variance, epochs=max(12, 9000 // first), batch=32
+    )
 
 
 def diabetes() -> Problem:

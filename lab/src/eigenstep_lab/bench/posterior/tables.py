@@ -11,21 +11,31 @@ SHARE = 2 / 3
 """Ours should be at least as good as each rival on this share of the test sets."""
 
 
-def values(found: Mapping[str, Any], problem: str, method: str, test: str, score: str) -> list[float]:
+def values(
+    found: Mapping[str, Any], problem: str, method: str, test: str, score: str
+) -> list[float]:
     """Return one score of all seeds; runs that failed have none."""
     runs = found[problem].get(method, {"runs": []})["runs"]
-    return [run["tests"][test][score] for run in runs if score in run.get("tests", {}).get(test, {})]
+    return [
+        run["tests"][test][score] for run in runs if score in run.get("tests", {}).get(test, {})
+    ]
 
 
 def mean(found: Mapping[str, Any], problem: str, method: str, test: str, score: str) -> float:
     """Return the mean over seeds, infinite if a run failed."""
     own = values(found, problem, method, test, score)
-    return statistics.fmean(own) if own and len(own) == len(found[problem][method]["runs"]) else float("inf")
+    return (
+        statistics.fmean(own)
+        if own and len(own) == len(found[problem][method]["runs"])
+        else float("inf")
+    )
 
 
 def tests_of(found: Mapping[str, Any], problem: str) -> list[str]:
     """Return the names of a problem's test sets."""
-    return list(next(run["tests"] for m in found[problem].values() for run in m["runs"] if "tests" in run))
+    return list(
+        next(run["tests"] for m in found[problem].values() for run in m["runs"] if "tests" in run)
+    )
 
 
 def tables_of(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -52,10 +62,21 @@ def tables_of(found: Mapping[str, Any]) -> list[dict[str, Any]]:
             ("Root mean square error", "rmse", 3),
         )
     ]
-    for title, score in (("Foreign inputs: area under the curve", "detection"), ("Training, CPU seconds", "seconds")):
-        rows = [[p, *own] for p in found if any(own := [_other(found, p, m, score) for m in methods])]
+    for title, score in (
+        ("Foreign inputs: area under the curve", "detection"),
+        ("Training, CPU seconds", "seconds"),
+    ):
+        rows = [
+            [p, *own] for p in found if any(own := [_other(found, p, m, score) for m in methods])
+        ]
         result.append({"title": title, "columns": ["problem", *methods], "rows": rows})
-    result.append({"title": "Verdicts", "columns": ["claim", "measured", "verdict"], "rows": verdicts(found, cases)})
+    result.append(
+        {
+            "title": "Verdicts",
+            "columns": ["claim", "measured", "verdict"],
+            "rows": verdicts(found, cases),
+        }
+    )
     return [table for table in result if table["rows"]]
 
 
@@ -65,7 +86,9 @@ def _other(found: Mapping[str, Any], problem: str, method: str, name: str) -> st
 
 
 def verdicts(found: Mapping[str, Any], cases: list[tuple[str, str]]) -> list[list[str]]:
-    """Return whether ours is at or below its rivals on enough test sets, after temperature scaling and before."""
+    """Return whether ours is at or below its rivals on enough test sets, after temperature scaling
+    and before.
+    """
     rows = []
     for scaled in (True, False):
         for score, title in (("nll", "log loss"), ("ece", "calibration error")):
@@ -74,7 +97,8 @@ def verdicts(found: Mapping[str, Any], cases: list[tuple[str, str]]) -> list[lis
                 won = [
                     case
                     for case in both
-                    if judged(found, case, OURS, score, scaled) <= judged(found, case, rival, score, scaled)
+                    if judged(found, case, OURS, score, scaled)
+                    <= judged(found, case, rival, score, scaled)
                 ]
                 if both:
                     holds = "holds" if len(won) >= SHARE * len(both) else "does not hold"
@@ -83,10 +107,18 @@ def verdicts(found: Mapping[str, Any], cases: list[tuple[str, str]]) -> list[lis
     return rows
 
 
-def judged(found: Mapping[str, Any], case: tuple[str, str], method: str, score: str, scaled: bool) -> float:
-    """Return a mean over seeds, after temperature scaling if asked and if there is any: regressions have none."""
+def judged(
+    found: Mapping[str, Any], case: tuple[str, str], method: str, score: str, scaled: bool
+) -> float:
+    """Return a mean over seeds, after temperature scaling if asked and if there is any: regressions
+    have none.
+    """
     after = f"scaled {score}"
-    return mean(found, *_at(case, method), after if scaled and values(found, *_at(case, method), after) else score)
+    return mean(
+        found,
+        *_at(case, method),
+        after if scaled and values(found, *_at(case, method), after) else score,
+    )
 
 
 def _at(case: tuple[str, str], method: str) -> tuple[str, str, str]:

@@ -1,13 +1,14 @@
 """Train sixteen tasks of different families with every optimizer, and compare the held-out loss.
 
-Half of the tasks (first) is there to choose defaults on, the other half (second) to report on. Every optimizer gets the
-same number of short runs to find its learning rate, weight decay and momentum, ours without momentum; then full runs
-with several seeds, which are the same for all. Every run is a line in the file of results as soon as it is done: an
-interrupted study goes on where it stopped, also with more tasks, optimizers or seeds, and a finished one is only read.
+Half of the tasks (first) is there to choose defaults on, the other half (second) to report on.
+Every optimizer gets the same number of short runs to find its learning rate, weight decay and
+momentum, ours without momentum; then full runs with several seeds, which are the same for all.
+Every run is a line in the file of results as soon as it is done: an interrupted study goes on where
+it stopped, also with more tasks, optimizers or seeds, and a finished one is only read.
 
-Variants of Spectral are rows of their own: --option "betas=(0.9,0.95)" start=1 --option interval=10 adds two. They are
-searched like others, or take the settings of plain Spectral with --reuse. When the code of Spectral has changed, its
-runs are made anew; --code shows those of a version before.
+Variants of Spectral are rows of their own: --option "betas=(0.9,0.95)" start=1 --option interval=10
+adds two. They are searched like others, or take the settings of plain Spectral with --reuse. When
+the code of Spectral has changed, its runs are made anew; --code shows those of a version before.
 """
 
 from __future__ import annotations
@@ -34,24 +35,42 @@ Unit = tuple[str, Row]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to train, and where results are."""
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=f"of {', '.join(TASKS)}")
+    parser.add_argument(
+        "--tasks", nargs="+", choices=TASKS, metavar="TASK", help=f"of {', '.join(TASKS)}"
+    )
     parser.add_argument("--half", choices=HALVES, help="only the tasks of one half")
     parser.add_argument(
         "--optimizers",
         nargs="+",
         choices=PEERS,
         metavar="NAME",
-        help=f"of {', '.join(PEERS)}; without it {', '.join(EVERYWHERE)} on all tasks, the others on "
+        help=f"of {', '.join(PEERS)}; without it {', '.join(EVERYWHERE)} on all tasks, the others "
+        "on "
         f"{', '.join(SAMPLE)}",
     )
     parser.add_argument(
-        "--option", nargs="+", action="append", default=[], metavar="KEY=VALUE", help="add a variant of Spectral"
+        "--option",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="add a variant of Spectral",
     )
-    parser.add_argument("--reuse", action="store_true", help="variants take the settings of plain Spectral")
-    parser.add_argument("--seeds", type=int, default=4, help="full runs of each (default: %(default)s)")
-    parser.add_argument("--trials", type=int, default=TRIALS, help="short runs of each (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (default: %(default)s)")
-    parser.add_argument("--code", help="show the runs of our optimizers of this version, and make none")
+    parser.add_argument(
+        "--reuse", action="store_true", help="variants take the settings of plain Spectral"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=4, help="full runs of each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--trials", type=int, default=TRIALS, help="short runs of each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes of one thread each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--code", help="show the runs of our optimizers of this version, and make none"
+    )
     parser.add_argument(
         "--results",
         type=Path,
@@ -71,28 +90,46 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         execute(study, units, args.jobs, reuse=args.reuse)
     lines = summarize(study, units, read(args.results), reuse=args.reuse)
     halves = {half: [line for line in lines if line["half"] == half] for half in HALVES}
-    tables = [loss_table(half, each) for half, each in halves.items()] + [summary_table(lines), rate_table(lines)]
+    tables = [loss_table(half, each) for half, each in halves.items()] + [
+        summary_table(lines),
+        rate_table(lines),
+    ]
     tables += [task_table(half, each) for half, each in halves.items()]
     return {"lines": lines, "tables": [asdict(table) for table in tables if table.rows]}
 
 
-def units_of(tasks: Sequence[str], optimizers: Sequence[str] | None, variants: Sequence[Sequence[str]]) -> list[Unit]:
+def units_of(
+    tasks: Sequence[str], optimizers: Sequence[str] | None, variants: Sequence[Sequence[str]]
+) -> list[Unit]:
     """List tasks with the rows to run on them, in the order in which they are wanted."""
     for options in variants:
         parsed(tuple(options))
-    rows = [Row(name) for name in optimizers or (*EVERYWHERE, *(n for n in PEERS if n not in EVERYWHERE))]
+    rows = [
+        Row(name)
+        for name in optimizers or (*EVERYWHERE, *(n for n in PEERS if n not in EVERYWHERE))
+    ]
     if variants and not optimizers:
         rows = [Row("spectral")]
     rows += [Row("spectral", tuple(options)) for options in variants]
     named = optimizers is not None or bool(variants)
-    return [(task, row) for row in rows for task in tasks if named or row.optimizer in EVERYWHERE or task in SAMPLE]
+    return [
+        (task, row)
+        for row in rows
+        for task in tasks
+        if named or row.optimizer in EVERYWHERE or task in SAMPLE
+    ]
 
 
 def execute(study: Study, units: list[Unit], jobs: int, *, reuse: bool) -> None:
-    """Make the missing runs of all units, so many side by side; a unit that fails does not stop the others."""
+    """Make the missing runs of all units, so many side by side; a unit that fails does not stop the
+    others.
+    """
     failed = []
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(make, study, task, row, reuse): f"{row.name} on {task}" for task, row in units}
+        futures = {
+            pool.submit(make, study, task, row, reuse): f"{row.name} on {task}"
+            for task, row in units
+        }
         for future in track(as_completed(futures), "Suite", total=len(futures)):
             error = future.exception()
             if error is not None:
@@ -108,5 +145,7 @@ def make(study: Study, task: str, row: Row, reuse: bool) -> None:
     if reuse and row.optimizer in OURS and row.options:
         settings = study.known(task, Row(row.optimizer), read(study.path))
         if settings is None:
-            raise UserError(f"--reuse needs a finished search of {row.optimizer} on {task}: run it first")
+            raise UserError(
+                f"--reuse needs a finished search of {row.optimizer} on {task}: run it first"
+            )
     study.make(task, row, settings)

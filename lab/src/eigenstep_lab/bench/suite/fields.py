@@ -1,4 +1,6 @@
-"""Tasks with full batches or real-valued targets: a differential equation, a graph, a photograph as a function."""
+"""Tasks with full batches or real-valued targets: a differential equation, a graph, a photograph as
+a function.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +16,40 @@ from .task import Problem
 
 
 def pinn(seed: int) -> Problem:
-    """A physics-informed network for Poisson's equation on a square, full batch, judged by its error.
+    """A physics-informed network for Poisson's equation on a square, full batch, judged by its
+    error.
 
-    The equation is Δu = f on [-1, 1]² with u = 0 on the border, f such that u = sin(πx) sin(2πy) + sin(2πx) sin(πy) / 2
-    solves it. Residuals are in units of f's. The held-out loss is the relative error of u, in root mean square.
+    The equation is Δu = f on [-1, 1]² with u = 0 on the border, f such that u = sin(πx) sin(2πy) +
+    sin(2πx) sin(πy) / 2 solves it. Residuals are in units of f's. The held-out loss is the relative
+    error of u, in root mean square.
     """
     model = mlp([2, 64, 64, 64, 1], nn.Tanh)
     inside = 2 * torch.rand(768, 2, generator=Generator().manual_seed(seed)) - 1
     edge = torch.linspace(-1, 1, 65)[:-1]
     one = torch.ones_like(edge)
-    border = torch.cat([torch.stack(side, dim=1) for side in ((edge, one), (-edge, -one), (one, -edge), (-one, edge))])
+    border = torch.cat(
+        [
+            torch.stack(side, dim=1)
+            for side in ((edge, one), (-edge, -one), (one, -edge), (-one, edge))
+        ]
+    )
 
     def solution(places: Tensor) -> Tensor:
         x, y = (math.pi * places).unbind(dim=1)
         return x.sin() * (2 * y).sin() + (2 * x).sin() * y.sin() / 2
 
-    strength = -5 * math.pi**2  # the solution is an eigenfunction of the Laplacian: f = strength · u
+    # The solution is an eigenfunction of the Laplacian: f = strength · u
+    strength = -5 * math.pi**2
     target = solution(inside)
 
     def loss(generator: Generator) -> Tensor:
         places = inside.clone().requires_grad_()
         values = model(places)
         slopes = torch.autograd.grad(values.sum(), places, create_graph=True)[0]
-        bends = [torch.autograd.grad(slopes[:, k].sum(), places, create_graph=True)[0][:, k] for k in range(2)]
+        bends = [
+            torch.autograd.grad(slopes[:, k].sum(), places, create_graph=True)[0][:, k]
+            for k in range(2)
+        ]
         residual = (bends[0] + bends[1]) / strength - target
         return residual.square().mean() + model(border).square().mean()
 
@@ -55,10 +68,14 @@ def graph(seed: int) -> Problem:
     model = GraphNet(data.features.shape[1], 64, 10)
 
     def loss(generator: Generator) -> Tensor:
-        return F.cross_entropy(model(data.features, data.adjacency)[data.train], data.labels[data.train])
+        return F.cross_entropy(
+            model(data.features, data.adjacency)[data.train], data.labels[data.train]
+        )
 
     def held_out() -> float:
-        return F.cross_entropy(model(data.features, data.adjacency)[~data.train], data.labels[~data.train]).item()
+        return F.cross_entropy(
+            model(data.features, data.adjacency)[~data.train], data.labels[~data.train]
+        ).item()
 
     return Problem(model, loss, held_out)
 
@@ -70,7 +87,9 @@ class Waves(nn.Module):
         """Draw `count` frequencies of deviation `scale`."""
         super().__init__()
         self.frequencies: Tensor
-        self.register_buffer("frequencies", scale * torch.randn(2, count, generator=Generator().manual_seed(0)))
+        self.register_buffer(
+            "frequencies", scale * torch.randn(2, count, generator=Generator().manual_seed(0))
+        )
 
     def forward(self, places: Tensor) -> Tensor:
         """Return sines and cosines of the places."""
@@ -79,7 +98,9 @@ class Waves(nn.Module):
 
 
 def photograph(seed: int) -> Problem:
-    """Regression: the colors of a photograph as a function of the place; a fifth of the pixels is held out."""
+    """Regression: the colors of a photograph as a function of the place; a fifth of the pixels is
+    held out.
+    """
     places, colors = sources.photograph()
     layers = mlp([128, 128, 128, 128, 3], nn.ReLU)
     model = nn.Sequential()

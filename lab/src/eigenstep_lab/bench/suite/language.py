@@ -1,4 +1,6 @@
-"""Tasks on the works of Shakespeare: the next character or token, and pairs and bags of words with rare words."""
+"""Tasks on the works of Shakespeare: the next character or token, and pairs and bags of words with
+rare words.
+"""
 
 from __future__ import annotations
 
@@ -48,17 +50,23 @@ def gpt_characters(seed: int) -> Problem:
 def gpt_tokens(seed: int, width: int = 128) -> Problem:
     """A GPT with GPT-2's initialization; small batches of byte pairs."""
     train, test = sources.tokens(512)
-    return prediction(GPT(512, length=64, width=width, depth=2, seed=seed), train, test, batch=8, length=64)
+    return prediction(
+        GPT(512, length=64, width=width, depth=2, seed=seed), train, test, batch=8, length=64
+    )
 
 
 def lstm(seed: int) -> Problem:
     """An LSTM on characters."""
     text = sources.characters()
-    return prediction(RecurrentText(len(text.alphabet), 128, 1), text.train, text.test, batch=32, length=64)
+    return prediction(
+        RecurrentText(len(text.alphabet), 128, 1), text.train, text.test, batch=32, length=64
+    )
 
 
 def mixture(seed: int) -> Problem:
-    """A GPT with stacks of experts on characters, and the usual small loss that balances their use."""
+    """A GPT with stacks of experts on characters, and the usual small loss that
+    balances their use.
+    """
     text = sources.characters()
     model = MixtureText(len(text.alphabet), length=64, width=64, depth=2, experts=8)
     plain = prediction(model, text.train, text.test, batch=16, length=64)
@@ -74,10 +82,14 @@ def pretrained() -> GPT:
     """Return a GPT that AdamW has trained on the plays; it is the same for all seeds."""
     text = sources.characters()
     plays = sources.join([name for name in sources.works() if name not in sources.POEMS])
-    with torch.random.fork_rng(devices=[]):  # the first call must leave the random state as later ones do
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # the first call must leave the random state as later ones do
         model = GPT(len(text.alphabet), length=64, width=64, depth=2, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=PRETRAINING_STEPS + 1, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 3e-3, total_steps=PRETRAINING_STEPS + 1, pct_start=0.1
+    )
     generator = Generator().manual_seed(0)
     for _ in range(PRETRAINING_STEPS):
         optimizer.zero_grad()
@@ -88,10 +100,15 @@ def pretrained() -> GPT:
 
 
 def lora(seed: int) -> Problem:
-    """Low-rank corrections of a GPT that has read the plays; now it reads the poems, of which a tenth is held out."""
+    """Low-rank corrections of a GPT that has read the plays; now it reads the poems, of which a
+    tenth is held out.
+    """
     model = copy.deepcopy(pretrained()).requires_grad_(False)
     for block in model.blocks:
-        for owner, names in ((block.attention, ("query", "key", "value", "out")), (block, ("mlp_in", "mlp_out"))):
+        for owner, names in (
+            (block.attention, ("query", "key", "value", "out")),
+            (block, ("mlp_in", "mlp_out")),
+        ):
             for name in names:
                 setattr(owner, name, LowRank(getattr(owner, name), rank=8))
     poems = sources.join(sources.POEMS)
@@ -103,7 +120,8 @@ def lora(seed: int) -> Problem:
 def recommender(seed: int) -> Problem:
     """Which words follow each other: words as users and items of a recommender, most of them rare.
 
-    Each pair that occurs comes with four drawn by the second word's frequency. A tenth of the pairs is held out.
+    Each pair that occurs comes with four drawn by the second word's frequency. A tenth of the pairs
+    is held out.
     """
     words = sources.words(12_000)
     model = Recommender(words.vocabulary, words.vocabulary, 32)
@@ -129,7 +147,9 @@ def recommender(seed: int) -> Problem:
 
 
 def bag_of_words(seed: int) -> Problem:
-    """Which work a passage of 20 words is of, by the mean of its words' embeddings; most words are rare."""
+    """Which work a passage of 20 words is of, by the mean of its words' embeddings; most words are
+    rare.
+    """
     words = sources.words(20_000)
     model = nn.Sequential()
     model.add_module("embed", nn.EmbeddingBag(words.vocabulary, 64, mode="mean"))

@@ -1,7 +1,8 @@
 """The suite's networks that are not transformers of the usual kind, each as its field writes it.
 
-Layers begin with torch's own initializations, unless it says otherwise. What is called "embed", "positions" or "head"
-is the input or output of a network: optimizers for hidden matrices leave these alone.
+Layers begin with torch's own initializations, unless it says otherwise. What is called "embed",
+"positions" or "head" is the input or output of a network: optimizers for hidden matrices leave
+these alone.
 """
 
 from __future__ import annotations
@@ -17,18 +18,25 @@ from ...models.transformers import Attention
 
 
 def mlp(sizes: list[int], activation: type[nn.Module]) -> nn.Sequential:
-    """Return linear layers of these sizes with activations between them; first and last are `embed` and `head`."""
+    """Return linear layers of these sizes with activations between them; first and last are `embed`
+    and `head`.
+    """
     layers = nn.Sequential()
     for number, (width_in, width) in enumerate(pairwise(sizes)):
         last = number == len(sizes) - 2
-        layers.add_module("embed" if number == 0 else "head" if last else f"hidden{number}", nn.Linear(width_in, width))
+        layers.add_module(
+            "embed" if number == 0 else "head" if last else f"hidden{number}",
+            nn.Linear(width_in, width),
+        )
         if not last:
             layers.add_module(f"activation{number}", activation())
     return layers
 
 
 class ConvNet(nn.Sequential):
-    """Convolutions with batch normalization, three times half the size and twice the channels; average, linear head."""
+    """Convolutions with batch normalization, three times half the size and twice the channels;
+    average, linear head.
+    """
 
     def __init__(self, channels: int, classes: int, width: int = 16) -> None:
         """Set up two convolutions for each of three sizes."""
@@ -51,13 +59,22 @@ class Mixer(nn.Module):
     """MLP-mixer: perceptrons over the tokens take turns with perceptrons over their entries."""
 
     def __init__(
-        self, channels: int, side: int, classes: int, *, patch: int = 4, width: int = 64, depth: int = 3
+        self,
+        channels: int,
+        side: int,
+        classes: int,
+        *,
+        patch: int = 4,
+        width: int = 64,
+        depth: int = 3,
     ) -> None:
         """Set up `depth` pairs of perceptrons for pictures of side × side."""
         super().__init__()
         count = (side // patch) ** 2
         self.embed = nn.Conv2d(channels, width, patch, stride=patch)
-        self.norms1, self.norms2 = (nn.ModuleList(nn.LayerNorm(width) for _ in range(depth)) for _ in range(2))
+        self.norms1, self.norms2 = (
+            nn.ModuleList(nn.LayerNorm(width) for _ in range(depth)) for _ in range(2)
+        )
         self.over_tokens = nn.ModuleList(_perceptron(count, width // 2) for _ in range(depth))
         self.over_entries = nn.ModuleList(_perceptron(width, 4 * width) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
@@ -95,7 +112,9 @@ class RecurrentText(nn.Module):
 
 
 class Experts(nn.Module):
-    """A mixture of perceptrons, of which each token uses one (as the Switch transformer does), weights in stacks."""
+    """A mixture of perceptrons, of which each token uses one (as the Switch transformer does),
+    weights in stacks.
+    """
 
     def __init__(self, width: int, hidden: int, count: int) -> None:
         """Set up `count` experts; each begins as two of torch's linear layers would."""
@@ -108,7 +127,9 @@ class Experts(nn.Module):
         self.balance = torch.zeros(())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Send each token of batch × length × width through its expert; `balance` then holds the balancing loss."""
+        """Send each token of batch × length × width through its expert; `balance` then holds the
+        balancing loss.
+        """
         tokens = x.flatten(0, -2)
         chances = self.router(tokens).softmax(dim=-1)
         chance, chosen = chances.max(dim=-1)
@@ -132,7 +153,9 @@ class MixtureText(nn.Module):
         self.positions = nn.Parameter(0.02 * torch.randn(length, width))
         self.attentions = nn.ModuleList(Attention(width, 4, causal=True) for _ in range(depth))
         self.mixtures = nn.ModuleList(Experts(width, 2 * width, experts) for _ in range(depth))
-        self.norms1, self.norms2 = (nn.ModuleList(nn.LayerNorm(width) for _ in range(depth)) for _ in range(2))
+        self.norms1, self.norms2 = (
+            nn.ModuleList(nn.LayerNorm(width) for _ in range(depth)) for _ in range(2)
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary)
 
@@ -147,7 +170,9 @@ class MixtureText(nn.Module):
         return logits
 
     def balance(self) -> Tensor:
-        """Return how unevenly the experts were used in the last call, 1 if evenly, as a mean over the layers."""
+        """Return how unevenly the experts were used in the last call, 1 if evenly, as a mean over
+        the layers.
+        """
         mixtures = [layer for layer in self.mixtures if isinstance(layer, Experts)]
         return torch.stack([mixture.balance for mixture in mixtures]).mean()
 
@@ -156,7 +181,9 @@ class LowRank(nn.Module):
     """A frozen linear layer with a trainable correction of low rank (LoRA): it begins at 0."""
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
-        """Freeze `base`; the correction's first factor begins as a linear layer's weights do, the second at 0."""
+        """Freeze `base`; the correction's first factor begins as a linear layer's weights do, the
+        second at 0.
+        """
         super().__init__()
         self.base = base.requires_grad_(False)
         self.lora_a = nn.Parameter(torch.empty(rank, base.in_features))
@@ -173,14 +200,22 @@ class UNet(nn.Module):
     """A small U-Net that predicts the noise in pictures of a size that can be halved twice."""
 
     def __init__(self, channels: int, width: int = 16) -> None:
-        """Set up three sizes with one residual block each on the way down, and one on the way up."""
+        """Set up three sizes with one residual block each on the way down, and one on
+        the way up.
+        """
         super().__init__()
         times = 4 * width
         self.embed = nn.Conv2d(channels, width, 3, padding=1)
-        self.time = nn.Sequential(nn.Linear(width, times), nn.SiLU(), nn.Linear(times, times), nn.SiLU())
-        self.down = nn.ModuleList([Residual(width, width, times), Residual(width, 2 * width, times)])
+        self.time = nn.Sequential(
+            nn.Linear(width, times), nn.SiLU(), nn.Linear(times, times), nn.SiLU()
+        )
+        self.down = nn.ModuleList(
+            [Residual(width, width, times), Residual(width, 2 * width, times)]
+        )
         self.middle = Residual(2 * width, 2 * width, times)
-        self.up = nn.ModuleList([Residual(4 * width, width, times), Residual(2 * width, width, times)])
+        self.up = nn.ModuleList(
+            [Residual(4 * width, width, times), Residual(2 * width, width, times)]
+        )
         self.norm = nn.GroupNorm(4, width)
         self.head = nn.Conv2d(width, channels, 3, padding=1)
         nn.init.zeros_(self.head.weight)  # the field's custom: the first prediction is 0
@@ -205,13 +240,18 @@ class UNet(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions with group normalization, added to the input; the time shifts what is between them."""
+    """Two convolutions with group normalization, added to the input; the time shifts what is
+    between them.
+    """
 
     def __init__(self, width_in: int, width: int, times: int) -> None:
         """Set up a block from `width_in` to `width` channels."""
         super().__init__()
         self.norm1, self.norm2 = nn.GroupNorm(4, width_in), nn.GroupNorm(4, width)
-        self.conv1, self.conv2 = nn.Conv2d(width_in, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+        self.conv1, self.conv2 = (
+            nn.Conv2d(width_in, width, 3, padding=1),
+            nn.Conv2d(width, width, 3, padding=1),
+        )
         self.shift = nn.Linear(times, width)
         self.skip = nn.Conv2d(width_in, width, 1) if width_in != width else nn.Identity()
 
@@ -243,10 +283,14 @@ class GraphNet(nn.Module):
 
 
 class Recommender(nn.Module):
-    """Neural collaborative filtering: two large embeddings, their product and a perceptron, a bias for each item."""
+    """Neural collaborative filtering: two large embeddings, their product and a perceptron, a bias
+    for each item.
+    """
 
     def __init__(self, users: int, items: int, width: int) -> None:
-        """Set up the embeddings with deviation 0.1, as factors of a matrix have them, and the perceptron."""
+        """Set up the embeddings with deviation 0.1, as factors of a matrix have them, and the
+        perceptron.
+        """
         super().__init__()
         self.embed_user, self.embed_item = nn.Embedding(users, width), nn.Embedding(items, width)
         self.embed_bias = nn.Embedding(items, 1)

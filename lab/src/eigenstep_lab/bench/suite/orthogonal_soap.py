@@ -1,4 +1,6 @@
-"""SOAP followed by orthogonalization: Adam's step in the eigenbasis of Shampoo, made orthogonal as Muon does."""
+"""SOAP followed by orthogonalization: Adam's step in the eigenbasis of Shampoo, made orthogonal as
+Muon does.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ from ...muon import orthogonalize
 
 
 class OrthogonalSOAP(Optimizer):
-    """SOAP's direction, orthogonalized and scaled to a root mean square of 0.2, as Muon's is to match AdamW's.
+    """SOAP's direction, orthogonalized and scaled to a root mean square of 0.2, as Muon's is to
+    match AdamW's.
 
-    Second moments of the gradient's rows and columns give the bases, by one step of orthogonal iteration (a QR
-    decomposition) every `interval` steps. Sides longer than `max_dim` have none. The first gradient only sets them up.
+    Second moments of the gradient's rows and columns give the bases, by one step of orthogonal
+    iteration (a QR decomposition) every `interval` steps. Sides longer than `max_dim` have none.
+    The first gradient only sets them up.
     """
 
     def __init__(
@@ -72,7 +76,9 @@ class OrthogonalSOAP(Optimizer):
         matrix.mul_(1 - group["lr"] * group["weight_decay"])
         matrix.add_(direction, alpha=-0.2 * max(matrix.shape) ** 0.5 * group["lr"])
         for side, moment in zip((rows, columns), _moments(grad, group["max_dim"]), strict=True):
-            side.learn(moment, 1 - group["shampoo_beta"], turn=state["step"] % group["interval"] == 0)
+            side.learn(
+                moment, 1 - group["shampoo_beta"], turn=state["step"] % group["interval"] == 0
+            )
 
 
 def _moments(grad: Tensor, max_dim: int) -> list[Tensor | None]:
@@ -81,7 +87,9 @@ def _moments(grad: Tensor, max_dim: int) -> list[Tensor | None]:
 
 
 class _Side:
-    """Second moments of one side of a matrix and their eigenbasis; without moments, the identity."""
+    """Second moments of one side of a matrix and their eigenbasis; without moments, the
+    identity.
+    """
 
     def __init__(self, moment: Tensor | None) -> None:
         self.moment = moment

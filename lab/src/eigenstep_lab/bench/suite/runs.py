@@ -65,7 +65,9 @@ class Run:
         options = {**parsed(self.row.options), **parsed(self.momentum)}
         return run_one(
             task_of(self.task),
-            lambda model: make_optimizer(self.row.optimizer, model, self.lr, self.weight_decay, options),
+            lambda model: make_optimizer(
+                self.row.optimizer, model, self.lr, self.weight_decay, options
+            ),
             seed=self.seed,
             steps=self.steps,
         )
@@ -80,7 +82,8 @@ def parsed(options: tuple[str, ...]) -> dict[str, Any]:
             found[key] = literal_eval(value)
         except (ValueError, SyntaxError) as error:
             raise UserError(
-                f"options are written key=value, with a value such as 0.9, 'rms' or (0.9, 0.95): {option!r}"
+                "options are written key=value, with a value such as 0.9, 'rms' or (0.9, 0.95): "
+                f"{option!r}"
             ) from error
     return found
 
@@ -103,7 +106,10 @@ def read(path: Path) -> Results:
             values = {f.name: plain[f.name] for f in fields(Run)}
             values["row"] = Row(plain["row"]["optimizer"], tuple(plain["row"]["options"]))
             values["momentum"] = tuple(plain["momentum"])
-            numbers = {f.name: math.inf if plain[f.name] is None else float(plain[f.name]) for f in fields(Record)}
+            numbers = {
+                f.name: math.inf if plain[f.name] is None else float(plain[f.name])
+                for f in fields(Record)
+            }
             results[Run(**values)] = Record(**numbers)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
@@ -114,7 +120,9 @@ def read(path: Path) -> Results:
 
 def add(path: Path, run: Run, record: Record) -> None:
     """Add one result to a file; infinity, unknown to JSON, becomes null."""
-    numbers = {key: value if math.isfinite(value) else None for key, value in asdict(record).items()}
+    numbers = {
+        key: value if math.isfinite(value) else None for key, value in asdict(record).items()
+    }
     store.add(path, {**asdict(run), **numbers})
 
 

