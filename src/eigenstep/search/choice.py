@@ -16,15 +16,12 @@ from .descent import Descent, LimitedDescent
 from .domain import Domain
 from .lowrank import LowRankGaussian
 from .spectral import Begin, SpectralGaussian
-from .surrogate import Modeled
 
 LARGE = 400  # In more dimensions, memory has to be linear in them
-SMALL = 22  # Up to here, a full quadratic model can be fitted within a millisecond
 METHODS: Mapping[str, Begin] = {
     "spectral": SpectralGaussian.start,
     "separable": partial(SpectralGaussian.start, separable=True),
     "lowrank": LowRankGaussian.start,
-    "surrogate": Modeled.start,
     "cautious": CautiousGaussian.start,
 }
 
@@ -54,10 +51,7 @@ class Choice:
             found = [why for why, there in obstacles.items() if there]
             if not found:
                 descend = partial((LimitedDescent if d > LARGE else Descent).begin, tolfun=tolfun)
-            # Float32 has no slopes, but a model may know the way; elsewhere it has not been found
-            # to help.
-            model = d <= SMALL and found[:1] == ["points are not in double precision"]
-            method = "lowrank" if d > LARGE else "surrogate" if model else "spectral"
+            method = "lowrank" if d > LARGE else "spectral"
             reasons = [
                 f"no descent, because {found[0]}"
                 if found

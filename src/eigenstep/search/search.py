@@ -67,30 +67,39 @@ class Search:
     ) -> None:
         """Start a search.
 
-        Args: x0: where to start, a vector; points have its type (numpy or torch, with device and
-            dtype). Or a function of a numpy generator that returns a start, for each restart a new
-            one. sigma0: how far from ``x0`` to look at first, one standard deviation or one for
-            each coordinate: a third of the distance to where the minimum might be. method:
-            "spectral" sees only the order of values and learns all correlations, "surrogate" has a
-            quadratic model beside it, "separable" learns scales alone, "lowrank" also a few
-            directions, "cautious" is for noise; "auto", the default of ``minimize``, is one of them
-            after a descent where values may be smooth. Or a function ``method(mean, sigma)`` that
-            returns a ``Distribution``, or a class with such a ``start``. population: points in each
-            generation, more to search more globally; by default ``4 + 3 log d``, made even. bounds:
-            ``(lower, upper)``, numbers or vectors or ``None``, or one such pair for each
-            coordinate. integers: indices of coordinates that must be integers. categories: indices
-            of coordinates that are categories without order, and how many values each has: these
-            are 0, 1 and so on. At first all are equally likely, whatever ``x0`` says. restarts:
-            what to do at a local minimum: stop (``None``); start again with twice the population
-            ("ipop"); or do so alternately with small, narrow runs ("bipop"), at random points if
-            all coordinates have bounds, else at ``x0``. Or a function
-            (``eigenstep.search.runs.Schedule``). Few where no value is finite. noisy: the function
-            gives other values each time: evaluate again, or learn less of each value ("cautious").
-            seed: the same seed gives the same search. target: stop at this value. max_evals: stop
-            after so many evaluations, by default 10,000 times the dimension. max_iter: stop after
-            so many generations. max_seconds: stop after this time. max_restarts: stop after so many
-            restarts; any number by default. tolfun: a run ends where values differ by less than
-            this. tolx: a run ends where all standard deviations are smaller than this.
+        Args:
+            x0: where to start, a vector; points have its type (numpy or torch, with device and
+                dtype). Or a function of a numpy generator that returns a new start for each
+                restart.
+            sigma0: how far from ``x0`` to look at first, one standard deviation or one for each
+                coordinate: a third of the distance to where the minimum might be.
+            method: "spectral" sees only the order of values and learns all correlations,
+                "separable" learns scales alone, "lowrank" also a few directions, "cautious" is for
+                noise; "auto", the default of ``minimize``, is one of them after a descent where
+                values may be smooth. Or a function ``method(mean, sigma)`` that returns a
+                ``Distribution``, or a class with such a ``start``.
+            population: points in each generation, more to search more globally; by default
+                ``4 + 3 log d``, made even.
+            bounds: ``(lower, upper)``, numbers or vectors or ``None``, or one such pair for each
+                coordinate.
+            integers: indices of coordinates that must be integers.
+            categories: indices of coordinates that are categories without order, and how many
+                values each has: these are 0, 1 and so on. At first all are equally likely, whatever
+                ``x0`` says.
+            restarts: what to do at a local minimum: stop (``None``); start again with twice the
+                population ("ipop"); or do so alternately with small, narrow runs ("bipop"), at
+                random points if all coordinates have bounds, else at ``x0``. Or a function
+                (``eigenstep.search.runs.Schedule``). Few where no value is finite.
+            noisy: the function gives other values each time: evaluate again, or learn less of each
+                value ("cautious").
+            seed: the same seed gives the same search.
+            target: stop at this value.
+            max_evals: stop after so many evaluations, by default 10,000 times the dimension.
+            max_iter: stop after so many generations.
+            max_seconds: stop after this time.
+            max_restarts: stop after so many restarts; any number by default.
+            tolfun: a run ends where values differ by less than this.
+            tolx: a run ends where all standard deviations are smaller than this.
         """
         numbers: Any = {
             "tolfun": (tolfun, 0.0),

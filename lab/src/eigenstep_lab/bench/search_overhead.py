@@ -6,12 +6,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from eigenstep.search import Search
 
 from ..console import require_peer
+from ..extras.surrogate import Modeled
 from .search_peers import Array
 
 
@@ -35,7 +37,7 @@ def _ellipsoid(x: Array) -> Array:
     return (10 ** (6 * np.arange(d) / (d - 1)) * x * x).sum(-1)
 
 
-def _step_eigenstep(d: int, method: str = "spectral") -> Iterator[tuple[float, int]]:
+def _step_eigenstep(d: int, method: Any = "spectral") -> Iterator[tuple[float, int]]:
     search = Search(np.ones(d), 1.0, method=method, seed=0, max_evals=10**9, tolfun=0, tolx=0)
     while True:
         start = time.process_time()
@@ -77,9 +79,9 @@ def _step_cmaes(d: int) -> Iterator[tuple[float, int]]:
 
 STEPPERS: Mapping[str, Callable[[int], Iterator[tuple[float, int]]]] = {
     "eigenstep": _step_eigenstep,
-    "surrogate": partial(_step_eigenstep, method="surrogate"),
+    "surrogate": partial(_step_eigenstep, method=Modeled),
     "pycma": _step_pycma,
     "cmaes": _step_cmaes,
 }
 LARGEST = {"surrogate": 40}
-"""Dimensions above which some are not measured: ``minimize`` does not choose a model there."""
+"""Dimensions above which some are not measured: a model takes too long there."""

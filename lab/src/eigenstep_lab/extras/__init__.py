@@ -1,5 +1,5 @@
-"""Relatives of what the library does: filters, inverse problems, batches and pictures of searches,
-logs of spectra.
+"""Relatives of what the library does: filters, inverse problems, batches, models and pictures of
+searches, logs of spectra.
 """
 
 from .batch import BatchResult, minimize_batch
@@ -9,11 +9,13 @@ from .histories import load_history, plot_history, save_history
 from .kalman import State, kalman_filter
 from .minibatches import Minibatches
 from .spectra_log import SpectraLog
+from .surrogate import Modeled
 
 __all__ = [
     "BarzilaiBorwein",
     "BatchResult",
     "Minibatches",
+    "Modeled",
     "SpectraLog",
     "State",
     "ensemble_inversion",

@@ -1,11 +1,10 @@
-"""A quadratic model of the function, fitted to the points evaluated last, that proposes and sorts
-out samples.
+"""A quadratic model of the function, fitted to the points evaluated last, that proposes samples:
+``minimize(fun, x0, sigma0, method=Modeled)``.
 
 The model lives in the whitened coordinates of the Gaussian, in its eigenbasis: linear, with a
 diagonal or with a full Hessian, as the number of points allows. Before it sees the values of a
 generation, it predicts them. Only while the order of its predictions is right, by Kendall's rank
-correlation, samples are chosen with its help: of several sets of mirrored samples the one that it
-likes best, and in place of one sample the model's own minimum. So a function of which it knows
+correlation, the model's own minimum takes the place of one sample. So a function of which it knows
 nothing costs time, but no evaluations.
 """
 
@@ -17,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.numpy_twin import Array
-from .spectral import SpectralGaussian
+from eigenstep.core.numpy_twin import Array
+from eigenstep.search.spectral import SpectralGaussian
 
 LEAST_AGREEMENT = 0.4  # Rank correlation from which on the model is used
 FORGET = 0.5  # How much of the average correlation is that of the last generation
