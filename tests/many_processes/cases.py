@@ -1,6 +1,4 @@
-"""What the ranks run: small networks with parameters of every kind, trained in every way of sharing
-the work.
-"""
+"""What the ranks run: small networks, trained in every way of sharing the work."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ Build = Callable[[], nn.Module]
 
 
 class Net(nn.Module):
-    """Matrices, some of them stacked and some cut into pieces; vectors, a scalar; unused and frozen
-    ones.
-    """
+    """Matrices, some of them cut into pieces; vectors, a scalar; unused and frozen layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,26 +104,23 @@ def prepare(model: nn.Module, kind: str) -> nn.Module:
     if kind == "ddp":
         return DistributedDataParallel(model, find_unused_parameters=True)
     world = dist.get_world_size()
-    shape, names = (
-        ((2, world // 2), ("replica", "shard")) if kind == "hsdp" else ((world,), ("shard",))
-    )
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    if kind == "hsdp":
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replica", "shard"))
+    else:
+        mesh = init_device_mesh("cpu", (world,))
     scalars = {parameter for parameter in model.parameters() if not parameter.ndim}
-    sideways = {
-        p
-        for p in model.parameters()
-        if kind == "sideways" and p.ndim == 2 and p.shape[1] % world == 0
-    }
-    choose = (lambda p: Shard(1) if p in sideways else Shard(0)) if sideways else None
+
+    def choose(param: nn.Parameter) -> Shard:
+        across = kind == "sideways" and param.ndim == 2 and param.shape[1] % world == 0
+        return Shard(1) if across else Shard(0)
+
     for layer in getattr(model, "middle", [])[:1]:
         fully_shard(layer, mesh=mesh, shard_placement_fn=choose)
     return fully_shard(model, mesh=mesh, shard_placement_fn=choose, ignored_params=scalars)
 
 
 def backward(model: nn.Module, kind: str, step: int, dtype: torch.dtype) -> float:
-    """Compute gradients of the mean loss over all ranks' data, of which each rank sees its own
-    part.
-    """
+    """Compute gradients of the mean loss over all ranks' data; each rank sees its part."""
     x, y = batch(step, dtype)
     world, rank = (1, 0) if kind == "serial" else (dist.get_world_size(), dist.get_rank())
     mine = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
@@ -172,13 +165,12 @@ def go_on(
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """Return all weights in full, on every rank."""
-    found = {}
+    whole = {}
     for name, parameter in model.named_parameters():
         value = parameter.detach()
-        found[name.removeprefix("module.")] = (
-            value.full_tensor() if hasattr(value, "full_tensor") else value
-        ).clone()
-    return found
+        value = value.full_tensor() if hasattr(value, "full_tensor") else value
+        whole[name.removeprefix("module.")] = value.clone()
+    return whole
 
 
 def distance(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
@@ -187,6 +179,11 @@ def distance(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
     return max(
         ((mine[key] - theirs[key]).abs().max() / theirs[key].abs().max()).item() for key in mine
     )
+
+
+def equal(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    """Tell whether weights are the same, bit for bit."""
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

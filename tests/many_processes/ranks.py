@@ -49,18 +49,27 @@ def on_ranks(*worlds: int) -> Callable[[Check], Check]:
     return register
 
 
-def shared_folder(factory: pytest.TempPathFactory, worker_id: str, name: str) -> Path:
-    """Make a folder that is the same for all processes that run tests."""
-    base = factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / name
-    folder.mkdir(exist_ok=True)
-    return folder
+def fixtures(checks: str) -> tuple[Any, Any]:
+    """Make two fixtures: the folder of the ranks that run a module's checks, and their results."""
+
+    @pytest.fixture(scope="session")
+    def ranks_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+        """Return a folder that is the same for all processes that run tests."""
+        base = tmp_path_factory.getbasetemp()
+        folder = (base if worker_id == "master" else base.parent) / checks
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    @pytest.fixture(scope="session")
+    def ranks(ranks_folder: Path) -> Results:
+        """Return what every check gave, rank by rank."""
+        return run_checks(ranks_folder, checks)
+
+    return ranks_folder, ranks
 
 
-def results(folder: Path, checks: str) -> Results:
-    """Run all checks of a module, once for all processes that run tests, with the ranks' files in a
-    folder.
-    """
+def run_checks(folder: Path, checks: str) -> Results:
+    """Run all checks of a module once for all processes that run tests."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
@@ -71,11 +80,11 @@ def results(folder: Path, checks: str) -> Results:
             while not context.join(timeout=5):
                 pass
             (folder / "done").touch()
-    found: Results = {}
+    gathered: Results = {}
     for rank in range(RANKS):
         for key, value in torch.load(folder / f"{rank}.pt", weights_only=False).items():
-            found.setdefault(key, []).append(value)
-    return found
+            gathered.setdefault(key, []).append(value)
+    return gathered
 
 
 def _work(rank: int, folder: Path, checks: str) -> None:

@@ -22,21 +22,20 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("name", SENTENCES)
-def test_all_ranks_say_what_is_wrong(found: Results, name: str) -> None:
-    for rank in found["mistakes", 2]:
+def test_all_ranks_say_what_is_wrong(ranks: Results, name: str) -> None:
+    for rank in ranks["mistakes", 2]:
         message, unchanged = rank[name]
         assert SENTENCES[name] in message
         assert unchanged
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_all_ranks_skip(found: Results, kind: str) -> None:
-    assert all(rank[f"skip {kind}"] for rank in found["mistakes", 2])
+def test_all_ranks_skip(ranks: Results, kind: str) -> None:
+    assert all(rank[f"skip {kind}"] for rank in ranks["mistakes", 2])
 
 
 DIFFERENCES = {
-    "no gradient, ignore": "gradients for different parameters",
-    "no gradient in one group": "gradients for different parameters",
+    "no gradient": "gradients for different parameters",
     "no gradient at all": "gradients for different parameters",
     "no first gradient": "gradients for different parameters",
     "another rate": "different learning rates",
@@ -44,9 +43,7 @@ DIFFERENCES = {
     "another option": "different options",
     "another count": "different numbers of steps",
     "one more group": "different parameters",
-    "other groups": "different parameters",
     "other order": "different parameters",
-    "fewer": "different parameters",
     "sparse": "rank 1 cannot take this step",
     "another layout": "rank 1 cannot take this step",
 }
@@ -58,22 +55,22 @@ OWN = {
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_all_ranks_hear_of_a_difference_at_once(found: Results, name: str) -> None:
-    for rank, results in enumerate(found["differences", 2]):
+def test_all_ranks_hear_of_a_difference_at_once(ranks: Results, name: str) -> None:
+    for rank, results in enumerate(ranks["differences", 2]):
         message, seconds = results[name]
         assert (OWN.get(name, DIFFERENCES[name]) if rank else DIFFERENCES[name]) in message
         assert seconds < 10
 
 
-def test_rates_may_be_tensors_and_gradients_may_be_missing_everywhere(found: Results) -> None:
-    first, second = (rank["went on"] for rank in found["differences", 2])
+def test_rates_may_be_tensors_and_gradients_may_be_missing_everywhere(ranks: Results) -> None:
+    first, second = (rank["went on"] for rank in ranks["differences", 2])
     assert all(torch.equal(a, b) and (a < 1).all() for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("axes", [("row",), ("row", "column")], ids=str)
-def test_subgroups_decide_together(found: Results, axes: tuple[str, ...]) -> None:
+def test_subgroups_decide_together(ranks: Results, axes: tuple[str, ...]) -> None:
     """Ranks 2 and 3 share a row, 1 and 3 a column; without columns the other row can go on."""
-    for rank, results in enumerate(found["subgroups", 4]):
+    for rank, results in enumerate(ranks["subgroups", 4]):
         concerned = len(axes) == 2 or rank % 2 == 1
         assert results["stepped", axes]
         assert results["skipped", axes] == concerned
@@ -81,16 +78,16 @@ def test_subgroups_decide_together(found: Results, axes: tuple[str, ...]) -> Non
         assert "different options" in results.get(("options", axes), "different options")
 
 
-def test_a_rank_without_any_parameters_of_a_mesh_is_noticed(found: Results) -> None:
-    for rank, (message, seconds, unchanged) in enumerate(found["absent", 4]):
+def test_a_rank_without_any_parameters_of_a_mesh_is_noticed(ranks: Results) -> None:
+    for rank, (message, seconds, unchanged) in enumerate(ranks["absent", 4]):
         assert ("ranks [3] have none" if rank == 2 else "rank 2 cannot take this step") in message
-        assert seconds < 20
+        assert seconds < 15
         assert unchanged
 
 
 @pytest.mark.parametrize("name", stacked.DIFFERENCES)
-def test_experts_and_fused_weights_are_compared_as_well(found: Results, name: str) -> None:
-    for message, seconds, unchanged in (rank[name] for rank in found["stacked_differences", 2]):
+def test_experts_and_fused_weights_are_compared_as_well(ranks: Results, name: str) -> None:
+    for message, seconds, unchanged in (rank[name] for rank in ranks["stacked_differences", 2]):
         assert (
             "for different parameters" if "gradients" in name else "different options"
         ) in message

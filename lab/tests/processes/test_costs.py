@@ -34,33 +34,33 @@ def bound(kind: str, world: int, size: float) -> float:
 
 
 @pytest.mark.parametrize("world", KINDS)
-def test_work_and_memory_are_split(found: Results, serial: dict[str, float], world: int) -> None:
-    for rank in found["costs", world]:
+def test_work_and_memory_are_split(ranks: Results, serial: dict[str, float], world: int) -> None:
+    for rank in ranks["costs", world]:
         for kind, measured in rank.items():
             for name in ("flops", "state"):
                 assert measured[name] <= 1.25 / world * serial[name], (kind, name)
 
 
 @pytest.mark.parametrize("world", KINDS)
-def test_nothing_is_done_twice(found: Results, serial: dict[str, float], world: int) -> None:
-    for kind in found["costs", world][0]:
+def test_nothing_is_done_twice(ranks: Results, serial: dict[str, float], world: int) -> None:
+    for kind in ranks["costs", world][0]:
         for name in ("flops", "state"):
-            assert sum(rank[kind][name] for rank in found["costs", world][:world]) == pytest.approx(
+            assert sum(rank[kind][name] for rank in ranks["costs", world][:world]) == pytest.approx(
                 serial[name], 1e-9
             )
 
 
 @pytest.mark.parametrize("world", KINDS)
-def test_bytes_on_the_wire(found: Results, size: int, world: int) -> None:
-    for rank in found["costs", world]:
+def test_bytes_on_the_wire(ranks: Results, size: int, world: int) -> None:
+    for rank in ranks["costs", world]:
         for kind, measured in rank.items():
             assert measured["sent"] <= 1.1 * bound(kind, world, size), kind
             assert measured["collectives"] <= 3
 
 
 @pytest.mark.parametrize("world", KINDS)
-def test_no_rank_holds_all_gradients(found: Results, size: int, world: int) -> None:
-    for rank in found["costs", world]:
+def test_no_rank_holds_all_gradients(ranks: Results, size: int, world: int) -> None:
+    for rank in ranks["costs", world]:
         for kind, measured in rank.items():
             if kind != "ddp":  # which gives all gradients to every rank by itself
                 assert 0 < measured["gradients"] <= 1.25 / world * size, kind

@@ -1,5 +1,4 @@
-"""Short runs that measure what the cost model predicts: operations, memory of state, and bytes on
-the wire of a step.
+"""Short runs that measure what the cost model predicts: operations, state and bytes sent.
 
 One process steps tensors with each optimizer; 2 and 4 processes train a GPT of 12 layers with
 Spectral, by gloo.
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -65,43 +64,53 @@ def gpt(width: int) -> GPT:
 def measure_single(name: str, shapes: Shapes) -> dict[str, float]:
     """Measure one process that steps tensors of some shapes."""
     key, interval, period = MEASURED[name]
-    named = [
-        (n, nn.Parameter(torch.randn(s, generator=torch.Generator().manual_seed(k))))
-        for k, (n, s) in enumerate(shapes)
-    ]
+
+    def noise(shape: tuple[int, ...], seed: int) -> Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+    named = [(name, nn.Parameter(noise(shape, seed))) for seed, (name, shape) in enumerate(shapes)]
     optimizer = build(key, named, 1e-3, interval=interval)
-    total = 0.0
-    for step in range(2 * period):
-        for k, (_, param) in enumerate(named):
-            param.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(k + step))
-        with FlopCounterMode(display=False) as counter:
-            optimizer.step()
-        if step >= period:  # the first steps set up state
-            total += counter.get_total_flops() / period
-    return {"products": total, "state": float(state_bytes(optimizer))}
+
+    def step(number: int) -> None:
+        for seed, (_, param) in enumerate(named):
+            param.grad = noise(tuple(param.shape), seed + number)
+        optimizer.step()
+
+    for number in range(period):  # sets up state
+        step(number)
+    with FlopCounterMode(display=False) as counter:
+        for number in range(period, 2 * period):
+            step(number)
+    return {"products": counter.get_total_flops() / period, "state": float(state_bytes(optimizer))}
 
 
 def trained(model: nn.Module) -> dict[str, float]:
-    """Train a few steps with Spectral, and return what this process computes, keeps and sends in a
-    step.
-    """
+    """Train with Spectral, and return what this process computes, keeps and sends in a step."""
     optimizer = Spectral(model.parameters(), interval=ALWAYS)
     text = torch.randint(65, (1, 17), generator=torch.Generator().manual_seed(0))
-    flops, sent = 0.0, 0.0
-    for step in range(2 * PERIOD):
+
+    def compute_gradients() -> None:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
         loss.backward()  # type: ignore[no-untyped-call]
-        with FlopCounterMode(display=False) as counter, TrafficCounter() as counted:
+
+    for _ in range(PERIOD):  # sets up state
+        compute_gradients()
+        optimizer.step()
+    flops = 0.0
+    traffic = TrafficCounter()
+    for _ in range(PERIOD):
+        compute_gradients()
+        with FlopCounterMode(display=False) as counter, traffic:
             optimizer.step()
-        if step >= PERIOD:
-            flops += counter.get_total_flops() / PERIOD
-            sent += counted.total / PERIOD
-    state = sum(
-        t.numel() * t.element_size() for own in optimizer.state.values() for t in own.values()
-    )
-    calls = sum(counted.calls.values())
-    return {"flops": flops, "state": float(state), "sent": sent, "collectives": float(calls)}
+        flops += counter.get_total_flops()
+    tensors = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    return {
+        "flops": flops / PERIOD,
+        "state": float(sum(t.numel() * t.element_size() for t in tensors)),
+        "sent": traffic.total / PERIOD,
+        "collectives": sum(traffic.calls.values()) / PERIOD,
+    }
 
 
 def measure_ranks(width: int) -> Ranks:
