@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .core.curvature import Dense, OuterProducts, project
-    from .core.kronecker import Kronecker
-    from .core.matrices import Diagonal, Full, Identity
-    from .core.step import update
+    from .core.matrices import Diagonal, Full, Identity, Kronecker
+    from .core.step import Turning
+    from .core.update import update
     from .inference import fit_gaussian
     from .manifold import SPDParameter, minimize_spd
     from .optim import Spectral
@@ -22,9 +22,9 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "core.curvature": ("Dense", "OuterProducts", "project"),
-    "core.matrices": ("Diagonal", "Full", "Identity"),
-    "core.kronecker": ("Kronecker",),
-    "core.step": ("update",),
+    "core.matrices": ("Diagonal", "Full", "Identity", "Kronecker"),
+    "core.step": ("Turning",),
+    "core.update": ("update",),
     "optim": ("Spectral",),
     "search": ("minimize",),
     "manifold": ("SPDParameter", "minimize_spd"),
@@ -41,6 +41,7 @@ __all__ = [
     "OuterProducts",
     "SPDParameter",
     "Spectral",
+    "Turning",
     "fit_gaussian",
     "minimize",
     "minimize_spd",

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from eigenstep.core.curvature import Dense, OuterProducts
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.matrices import SPD, Diagonal, Full, Identity
+from eigenstep.core.matrices import SPD, Diagonal, Full, Identity, Kronecker
 
 Batch = Sequence[int]
 

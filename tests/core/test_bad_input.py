@@ -14,10 +14,9 @@ import torch
 
 from eigenstep.core import sources
 from eigenstep.core.curvature import Dense, OuterProducts, project
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.maps import truncated_exp
-from eigenstep.core.matrices import Diagonal, Full, Identity
-from eigenstep.core.step import update
+from eigenstep.core.matrices import Diagonal, Full, Identity, Kronecker
+from eigenstep.core.step import Turning, truncated_exp
+from eigenstep.core.update import update
 from eigenstep_lab.baselines.van_loan import nearest_kronecker
 
 from .cases import random_full, random_kronecker, random_spd
@@ -363,10 +362,10 @@ OPTIONS: dict[str, Case] = {
     "lr as text": (lambda: step(lr="0.1"), TypeError, ["lr", "number", "str"]),
     "lr as bool": (lambda: step(lr=True), TypeError, ["lr", "number", "bool"]),
     "lr left out": (lambda: update(FULL, outer(1, 3)), TypeError, ["lr"]),  # type: ignore[call-arg]
-    "negative basis_lr": (
-        lambda: step(basis_lr=-1.0),
+    "negative rate of the basis": (
+        lambda: Turning(rate=-1.0),
         ValueError,
-        ["basis_lr", "at least 0", "-1.0"],
+        ["rate", "at least 0", "-1.0"],
     ),
     "decay above one": (
         lambda: step(decay=1.5),
@@ -385,14 +384,14 @@ OPTIONS: dict[str, Case] = {
     ),
     "infinite damping": (lambda: step(damping=INF), ValueError, ["damping", "finite", "inf"]),
     "unknown rotation": (
-        lambda: step(rotation="bound"),
+        lambda: Turning(rotation="bound"),
         ValueError,
         ["rotation", "moore_penrose", "function", "'bound'"],
     ),
     "unknown map": (
-        lambda: step(orthogonal="caley"),
+        lambda: Turning(map="caley"),
         ValueError,
-        ["orthogonal", "truncated_cayley", "'caley'"],
+        ["map", "truncated_cayley", "'caley'"],
     ),
     "unknown positive map": (
         lambda: step(positive="log"),
@@ -400,7 +399,7 @@ OPTIONS: dict[str, Case] = {
         ["positive", "truncated_exp", "'log'"],
     ),
     "rotation that is no function": (
-        lambda: step(rotation=3),
+        lambda: Turning(rotation=3),
         TypeError,
         ["rotation", "function", "int"],
     ),
@@ -410,9 +409,9 @@ OPTIONS: dict[str, Case] = {
         ["truncated_exp", "lr * decay", "1.5"],
     ),
     "truncated rayleigh with two rates": (
-        lambda: step(positive=truncated_exp, rayleigh=True, basis_lr=0.5),
+        lambda: step(positive=truncated_exp, turning=Turning(rayleigh=True, rate=0.5)),
         ValueError,
-        ["truncated_exp", "rayleigh", "basis_lr=0.5"],
+        ["truncated_exp", "rayleigh", "rate=0.5"],
     ),
 }
 

@@ -14,10 +14,17 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eigenstep.core.curvature import Dense, OuterProducts, project
-from eigenstep.core.generators import Rotation, bounded, moore_penrose
-from eigenstep.core.maps import cayley, exp, truncated_exp
 from eigenstep.core.matrices import Diagonal, Full
-from eigenstep.core.step import update
+from eigenstep.core.step import (
+    Rotation,
+    Turning,
+    bounded,
+    cayley,
+    exp,
+    moore_penrose,
+    truncated_exp,
+)
+from eigenstep.core.update import update
 from eigenstep_lab.orthogonality import inverse_cayley
 
 from .cases import (
@@ -72,7 +79,13 @@ class TestClaim2FirstOrderEquality:
         }[kind]
 
         def error(lr: float) -> float:
-            new = update(S, Dense(H), lr=lr, decay=decay, rotation=rotation, rayleigh=rayleigh)
+            new = update(
+                S,
+                Dense(H),
+                lr=lr,
+                decay=decay,
+                turning=Turning(rotation=rotation, rayleigh=rayleigh),
+            )
             return float((new.dense() - ((1 - lr * decay) * S.dense() + lr * H)).norm())
 
         assert order_of(error) == pytest.approx(2, abs=0.1)
@@ -88,7 +101,7 @@ class TestClaim2FirstOrderEquality:
                 OuterProducts(g[None]),
                 lr=lr,
                 decay=decay,
-                rotation=rotation,
+                turning=Turning(rotation=rotation),
                 positive=truncated_exp,
             )
             return float(
@@ -107,7 +120,7 @@ class TestClaim2FirstOrderEquality:
         def error(lr: float) -> float:
             S, want = start, start.dense()
             for g in gradients:
-                S = update(S, OuterProducts(g[None]), lr=lr, rotation=rotation)
+                S = update(S, OuterProducts(g[None]), lr=lr, turning=Turning(rotation=rotation))
                 want = (1 - lr) * want + lr * torch.outer(g, g)
             return float((S.dense() - want).norm())
 
@@ -170,7 +183,14 @@ class TestClaimApprox2MergedUpdate:
 
         def error(lr: float) -> float:
             exact, cut = (
-                update(S, curvature, lr=lr, decay=decay, rotation=moore_penrose, positive=positive)
+                update(
+                    S,
+                    curvature,
+                    lr=lr,
+                    decay=decay,
+                    turning=Turning(rotation=moore_penrose),
+                    positive=positive,
+                )
                 for positive in (exp, truncated_exp)
             )
             return float((exact.dense() - cut.dense()).norm())

@@ -17,11 +17,9 @@ from torch.func import grad, hessian
 from torch.testing import assert_close
 
 from eigenstep.core.curvature import Dense
-from eigenstep.core.generators import moore_penrose
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.maps import cayley, exp
-from eigenstep.core.matrices import Full
-from eigenstep.core.step import update
+from eigenstep.core.matrices import Full, Kronecker
+from eigenstep.core.step import Turning, cayley, exp, moore_penrose
+from eigenstep.core.update import update
 from eigenstep_lab.baselines.van_loan import nearest_kronecker
 
 from .cases import (
@@ -298,7 +296,7 @@ class TestNaturalGradientsInLocalCoordinates:
         step = -lr * torch.linalg.solve(coordinates.metric(), gradient)
         m, lower, delta = torch.split(step, coordinates.sizes)
         assert delta.abs().max() == 0
-        new = update(S, Dense(H), lr=lr, decay=decay, rotation=moore_penrose)
+        new = update(S, Dense(H), lr=lr, decay=decay, turning=Turning(rotation=moore_penrose))
         assert_close(new.eigs, S.eigs * m.exp(), rtol=1e-10, atol=1e-10)
         assert_close(new.basis, S.basis @ cayley(lower_to_skew(lower, n)), rtol=1e-10, atol=1e-10)
 
@@ -346,7 +344,7 @@ class TestNaturalGradientsInLocalCoordinates:
 
         gradient = grad(objective)(coordinates.origin())
         step = -lr * torch.linalg.solve(coordinates.metric(), gradient)
-        new = update(S, Dense(H), lr=lr, decay=decay, rotation=moore_penrose)
+        new = update(S, Dense(H), lr=lr, decay=decay, turning=Turning(rotation=moore_penrose))
         blocks = torch.split(step, coordinates.sizes)
         assert_close(new.scale, S.scale * blocks[0][0].exp(), rtol=1e-10, atol=1e-10)
         assert_close(new.dense(), coordinates.precision(step), rtol=1e-10, atol=1e-10)

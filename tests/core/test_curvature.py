@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eigenstep.core.curvature import Curvature, Dense, OuterProducts, project
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.matrices import SPD, Diagonal, Full, Identity
+from eigenstep.core.matrices import SPD, Diagonal, Full, Identity, Kronecker
 
 from .cases import (
     at,

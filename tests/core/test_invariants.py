@@ -17,11 +17,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eigenstep.core.curvature import Curvature, Dense, OuterProducts, project
-from eigenstep.core.generators import Rotation, bounded, moore_penrose, normalized
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.maps import cayley, truncated_cayley, truncated_exp
-from eigenstep.core.matrices import SPD, Diagonal, Full, Identity
-from eigenstep.core.step import update
+from eigenstep.core.matrices import SPD, Diagonal, Full, Identity, Kronecker
+from eigenstep.core.step import (
+    Rotation,
+    Turning,
+    bounded,
+    cayley,
+    moore_penrose,
+    normalized,
+    truncated_cayley,
+    truncated_exp,
+)
+from eigenstep.core.update import update
 
 from .cases import defect, random_orthogonal
 
@@ -189,11 +196,9 @@ def test_exact_maps_keep_the_constraints_for_any_curvature(
             S,
             curvature,
             lr=lr,
-            basis_lr=basis_lr,
+            turning=Turning(rate=basis_lr, rotation=ROTATIONS[rotation], rayleigh=rayleigh),
             decay=decay,
             damping=damping,
-            rotation=ROTATIONS[rotation],
-            rayleigh=rayleigh,
         )
         check(S)
 
@@ -233,10 +238,8 @@ def test_truncated_maps_keep_the_constraints_for_semidefinite_curvature(
             lr=lr,
             decay=decay,
             damping=damping,
-            rotation=ROTATIONS[rotation],
-            orthogonal=truncated_cayley,
+            turning=Turning(rotation=ROTATIONS[rotation], map=truncated_cayley, rayleigh=rayleigh),
             positive=truncated_exp,
-            rayleigh=rayleigh,
         )
         check(S, orthogonality=1e-3)
 
@@ -269,7 +272,9 @@ def test_low_precision_stays_finite_and_positive(
     S = build(structure, batch).to(dtype)
     for kind in kinds:
         curvature = (OUTER | WEIGHTED)[kind](*batch, *S.sizes)
-        S = update(S, curvature, lr=lr, damping=damping, rotation=ROTATIONS[rotation])
+        S = update(
+            S, curvature, lr=lr, damping=damping, turning=Turning(rotation=ROTATIONS[rotation])
+        )
         for factor in S.factors if isinstance(S, Kronecker) else (S,):
             assert isinstance(factor, (Full, Diagonal))
             assert torch.isfinite(factor.eigs).all()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.maps import truncated_cayley, truncated_exp
-from eigenstep.core.matrices import Full
+from eigenstep.core.matrices import Full, Kronecker
 from eigenstep.core.sources import gradient_outer_product
-from eigenstep.core.step import update
+from eigenstep.core.step import Turning, truncated_cayley, truncated_exp
+from eigenstep.core.update import update
 from eigenstep_lab.orthogonality import orthogonality_defect
 
 
@@ -52,7 +51,7 @@ def test_truncated_maps_stay_orthogonal_as_well(dtype: torch.dtype) -> None:
             gradient_outer_product(G),
             lr=0.05,
             damping=1e-6,
-            orthogonal=truncated_cayley,
+            turning=Turning(map=truncated_cayley),
             positive=truncated_exp,
         )
     for factor in S.factors:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from eigenstep.core.maps import (
+from eigenstep.core.step import (
     cayley,
     exp,
     quadratic,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from eigenstep.core import generators, maps, numpy_twin
+from eigenstep.core import numpy_twin, step
 from eigenstep.core.numpy_twin import Array
 
 
@@ -34,12 +34,12 @@ KINDS = ("random", "tied", "all tied", "diagonal", "small", "large")
 def test_the_whole_step_is_that_of_torch(shape: tuple[int, ...], kind: str) -> None:
     A = averages(shape, kind)
     N, tensor = numpy_twin.bounded(A), torch.from_numpy(A)
-    want = generators.bounded(torch.zeros(shape), tensor, pairwise=True)
+    want = step.bounded(torch.zeros(shape), tensor, pairwise=True)
     np.testing.assert_allclose(N, want.numpy(), rtol=1e-12, atol=1e-12)
     np.testing.assert_array_equal(N, -N.swapaxes(-2, -1))
     assert np.abs(N).max() <= 0.5
     turn = numpy_twin.cayley(N)
-    turn_want = maps.cayley(want)
+    turn_want = step.cayley(want)
     np.testing.assert_allclose(turn, turn_want.numpy(), rtol=1e-12, atol=1e-12)
     eigs = torch.linalg.diagonal(turn_want.mT @ tensor @ turn_want)
     np.testing.assert_allclose(
@@ -56,7 +56,7 @@ def test_the_map_is_that_of_torch_for_any_generator(size: float) -> None:
     N = N - N.swapaxes(-2, -1)
     np.testing.assert_allclose(
         numpy_twin.cayley(N),
-        maps.cayley(torch.from_numpy(N)).numpy(),
+        step.cayley(torch.from_numpy(N)).numpy(),
         rtol=1e-12,
         atol=1e-12 * max(size, 1.0),
     )
@@ -65,7 +65,7 @@ def test_the_map_is_that_of_torch_for_any_generator(size: float) -> None:
 def test_huge_generators_are_cut_where_torch_cuts_them() -> None:
     N = np.array([[0.0, 1e200], [-1e200, 0.0]])
     np.testing.assert_allclose(
-        numpy_twin.cayley(N), maps.cayley(torch.from_numpy(N)).numpy(), atol=1e-12
+        numpy_twin.cayley(N), step.cayley(torch.from_numpy(N)).numpy(), atol=1e-12
     )
 
 
@@ -75,7 +75,7 @@ def test_bases_are_mended_as_in_torch(batch: tuple[int, ...]) -> None:
     bent = np.linalg.qr(rng.standard_normal((*batch, 6, 6)))[0] + 1e-3 * rng.standard_normal(
         (*batch, 6, 6)
     )
-    want = maps.reorthonormalize(torch.from_numpy(bent)).numpy()
+    want = step.reorthonormalize(torch.from_numpy(bent)).numpy()
     np.testing.assert_allclose(numpy_twin.reorthonormalize(bent), want, rtol=1e-12, atol=1e-12)
 
 

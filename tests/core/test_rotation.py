@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eigenstep.core.curvature import Dense
-from eigenstep.core.generators import Rotation, bounded, moore_penrose, normalized
-from eigenstep.core.maps import cayley
 from eigenstep.core.matrices import Full
-from eigenstep.core.step import update
+from eigenstep.core.step import Rotation, Turning, bounded, cayley, moore_penrose, normalized
+from eigenstep.core.update import update
 
 from .cases import random_spd, random_symmetric, spread_eigs
 
@@ -182,7 +181,10 @@ class TestLeavingATie:
     def test_bounded_learns_the_matrix(self, is_pairwise: bool, rayleigh: bool) -> None:
         H, S = self.correlation(), Full.identity(8)
         first = update(
-            S, Dense(H), lr=0.2, rotation=partial(bounded, pairwise=is_pairwise), rayleigh=rayleigh
+            S,
+            Dense(H),
+            lr=0.2,
+            turning=Turning(rotation=partial(bounded, pairwise=is_pairwise), rayleigh=rayleigh),
         )
         assert (first.basis - S.basis).norm() > 0.1
         for _ in range(600):
@@ -190,8 +192,7 @@ class TestLeavingATie:
                 S,
                 Dense(H),
                 lr=0.2,
-                rotation=partial(bounded, pairwise=is_pairwise),
-                rayleigh=rayleigh,
+                turning=Turning(rotation=partial(bounded, pairwise=is_pairwise), rayleigh=rayleigh),
             )
         assert_close(S.dense(), H, rtol=1e-10, atol=1e-10)
 
@@ -199,6 +200,6 @@ class TestLeavingATie:
     def test_the_papers_rotations_are_stuck_for_ever(self, rotation: Rotation) -> None:
         H, S = self.correlation(), Full.identity(8)
         for _ in range(600):
-            S = update(S, Dense(H), lr=0.2, rotation=rotation)
+            S = update(S, Dense(H), lr=0.2, turning=Turning(rotation=rotation))
         assert_close(S.dense(), torch.eye(8))
         assert (S.dense() - H).norm() > 0.5

@@ -14,10 +14,9 @@ from torch.testing import assert_close
 
 from eigenstep.core import sources
 from eigenstep.core.curvature import OuterProducts, project
-from eigenstep.core.generators import bounded
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.matrices import SPD
-from eigenstep.core.step import update
+from eigenstep.core.matrices import SPD, Kronecker
+from eigenstep.core.step import Turning, bounded
+from eigenstep.core.update import update
 
 from .cases import (
     BATCHES,
@@ -308,7 +307,13 @@ class TestGradientOfAnSpdProblem:
         for _ in range(400):
             gradient = Q - S.dense(-1)
             curvature = sources.spd_gradient(S, (gradient + gradient.T) / 2)
-            S = update(S, curvature, lr=0.1, decay=0.0, rotation=partial(bounded, pairwise=True))
+            S = update(
+                S,
+                curvature,
+                lr=0.1,
+                decay=0.0,
+                turning=Turning(rotation=partial(bounded, pairwise=True)),
+            )
         assert_close(S.dense(), torch.linalg.inv(Q), rtol=1e-6, atol=1e-6)
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.matrices import SPD, Diagonal, Full, Identity, centered_exp
+from eigenstep.core.matrices import SPD, Diagonal, Full, Identity, Kronecker, centered_exp
 from eigenstep_lab.baselines.van_loan import nearest_kronecker
 
 from .cases import (

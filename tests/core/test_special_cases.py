@@ -13,12 +13,20 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eigenstep.core.curvature import Dense, OuterProducts
-from eigenstep.core.generators import Rotation, bounded, moore_penrose, normalized
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.maps import cayley, exp, truncated_cayley, truncated_exp
-from eigenstep.core.matrices import Diagonal, Full
+from eigenstep.core.matrices import Diagonal, Full, Kronecker
 from eigenstep.core.sources import gradient_outer_product, hessian
-from eigenstep.core.step import update
+from eigenstep.core.step import (
+    Rotation,
+    Turning,
+    bounded,
+    cayley,
+    exp,
+    moore_penrose,
+    normalized,
+    truncated_cayley,
+    truncated_exp,
+)
+from eigenstep.core.update import update
 
 from .cases import (
     random_diagonal,
@@ -127,9 +135,8 @@ class TestNewton:
                 Dense(H, semidefinite=True),
                 lr=1.0,
                 decay=1.0,
-                rotation=partial(bounded, pairwise=True),
+                turning=Turning(rotation=partial(bounded, pairwise=True), rayleigh=True),
                 positive=truncated_exp,
-                rayleigh=True,
             )
         close(S.dense(), H)
         close(S.solve(g), torch.linalg.solve(H, g))
@@ -168,10 +175,15 @@ class TestKroneckerContainsTheOthers:
         for _ in range(5):
             curvature = OuterProducts(torch.randn(2, 5))
             step = partial(
-                update, curvature=curvature, lr=0.1, decay=decay, damping=0.01, rotation=rotation
+                update,
+                curvature=curvature,
+                lr=0.1,
+                decay=decay,
+                damping=0.01,
+                turning=Turning(rotation=rotation, rayleigh=rayleigh),
             )
-            full = step(full, positive=positive, rayleigh=rayleigh)
-            kronecker = step(kronecker, positive=positive, rayleigh=rayleigh)
+            full = step(full, positive=positive)
+            kronecker = step(kronecker, positive=positive)
             close(kronecker.dense(), full.dense())
             close(kronecker.factors[0].basis, full.basis)  # type: ignore[union-attr]
 
@@ -252,7 +264,13 @@ class TestPapersBoxesToTheLetter:
                 B @ papers_cayley(beta / 2 * skew_tril(papers_u(W, d))),
                 d * torch.exp(beta / d * (-gamma * d + W.diag())),
             )
-            S = update(S, gradient_outer_product(g), lr=beta, decay=gamma, rotation=moore_penrose)
+            S = update(
+                S,
+                gradient_outer_product(g),
+                lr=beta,
+                decay=gamma,
+                turning=Turning(rotation=moore_penrose),
+            )
             close(S.basis, B)
             close(S.eigs, d)
 
@@ -272,7 +290,7 @@ class TestPapersBoxesToTheLetter:
                 gradient_outer_product(g),
                 lr=beta,
                 damping=lam,
-                rotation=moore_penrose,
+                turning=Turning(rotation=moore_penrose),
                 positive=truncated_exp,
             )
             close(S.basis, B)
@@ -299,7 +317,13 @@ class TestPapersBoxesToTheLetter:
             dC = dC * torch.exp(beta * (mC - mC.mean()))
             dK = dK * torch.exp(beta * (mK - mK.mean()))
             alpha = alpha * torch.exp(beta / 2 * (mC.mean() + mK.mean()))
-            S = update(S, gradient_outer_product(G), lr=beta, decay=gamma, rotation=moore_penrose)
+            S = update(
+                S,
+                gradient_outer_product(G),
+                lr=beta,
+                decay=gamma,
+                turning=Turning(rotation=moore_penrose),
+            )
             self.compare(S, alpha, (BC, BK), (dC, dK))
 
     @pytest.mark.parametrize("gamma", [0.0, 1.0])
@@ -349,8 +373,7 @@ class TestPapersBoxesToTheLetter:
                 lr=beta,
                 decay=gamma,
                 damping=lam,
-                rotation=rotation,
-                orthogonal=orthogonal,
+                turning=Turning(rotation=rotation, map=orthogonal),
                 positive=truncated_exp,
             )
             self.compare(S, alpha, (BC, BK), (dC, dK))
@@ -373,7 +396,7 @@ class TestFixedPoints:
     @pytest.mark.parametrize("rotation", [bounded, partial(bounded, pairwise=True), moore_penrose])
     def test_matrix_that_equals_its_curvature_stays(self, rotation: Rotation) -> None:
         for S in (random_full(5), random_kronecker([3, 4])):
-            new = update(S, Dense(S.dense()), lr=0.3, rotation=rotation)
+            new = update(S, Dense(S.dense()), lr=0.3, turning=Turning(rotation=rotation))
             close(new.dense(), S.dense())
 
     @pytest.mark.parametrize("rayleigh", [False, True])
@@ -383,7 +406,10 @@ class TestFixedPoints:
         S = Full(random_orthogonal(8), torch.ones(8))
         for _ in range(600):
             S = update(
-                S, Dense(H), lr=0.2, rotation=partial(bounded, pairwise=pairwise), rayleigh=rayleigh
+                S,
+                Dense(H),
+                lr=0.2,
+                turning=Turning(rotation=partial(bounded, pairwise=pairwise), rayleigh=rayleigh),
             )
         close(S.dense(), H)
 

@@ -12,11 +12,9 @@ import torch
 from torch.testing import assert_close
 
 from eigenstep.core.curvature import Dense, OuterProducts, project
-from eigenstep.core.generators import Rotation, bounded
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.maps import cayley, truncated_exp
-from eigenstep.core.matrices import Full
-from eigenstep.core.step import update
+from eigenstep.core.matrices import Full, Kronecker
+from eigenstep.core.step import Rotation, Turning, bounded, cayley, truncated_exp
+from eigenstep.core.update import update
 
 from .cases import random_full, random_kronecker, random_spd
 
@@ -34,10 +32,8 @@ class TestSweeps:
             S,
             Dense(H),
             lr=0.7,
-            sweeps=200,
-            rayleigh=True,
+            turning=Turning(sweeps=200, rayleigh=True, rotation=rotation),
             positive=lambda _, n: n,
-            rotation=rotation,
         )
         assert_close(new.dense(), 0.3 * S.dense() + 0.7 * H, rtol=1e-8, atol=1e-8)
 
@@ -48,7 +44,7 @@ class TestSweeps:
         for _ in range(3):
             turn = cayley(bounded(S.eigs, average))
             average, basis = turn.T @ average @ turn, basis @ turn
-        new = update(S.with_residual(), curvature, lr=lr, sweeps=3)
+        new = update(S.with_residual(), curvature, lr=lr, turning=Turning(sweeps=3))
         assert isinstance(new, Full)
         assert new.residual is not None
         close(new.basis, basis)
@@ -60,7 +56,7 @@ class TestSweeps:
         curvature = OuterProducts(torch.randn(2, 3, 5, 4))
         rest = []
         for sweeps in (1, 2):
-            new = update(S, curvature, lr=0.5, sweeps=sweeps)
+            new = update(S, curvature, lr=0.5, turning=Turning(sweeps=sweeps))
             assert isinstance(new, Kronecker)
             memories = [
                 f.residual for f in new.factors if isinstance(f, Full) and f.residual is not None
@@ -83,15 +79,26 @@ class TestSweeps:
     )
     def test_bad_numbers_of_sweeps(self, sweeps: int, error: type[Exception]) -> None:
         with pytest.raises(error, match="sweeps must be"):
-            update(random_full(3), OuterProducts(torch.randn(1, 3)), lr=0.1, sweeps=sweeps)
+            update(
+                random_full(3),
+                OuterProducts(torch.randn(1, 3)),
+                lr=0.1,
+                turning=Turning(sweeps=sweeps),
+            )
 
 
 class TestEigenvaluesAlone:
-    """With ``basis_lr=0`` the step is that of a diagonal matrix, seen in the eigenbasis."""
+    """With rate zero the step is that of a diagonal matrix, seen in the eigenbasis."""
 
     def test_like_a_diagonal_matrix_in_the_eigenbasis(self) -> None:
         S, gradients = random_kronecker([4, 3], batch=(2,)), torch.randn(1, 2, 4, 3)
-        new = update(S, OuterProducts(gradients), lr=0.2, basis_lr=0.0, damping=0.1, rayleigh=True)
+        new = update(
+            S,
+            OuterProducts(gradients),
+            lr=0.2,
+            turning=Turning(rate=0.0, rayleigh=True),
+            damping=0.1,
+        )
         axes = torch.eye(4).expand(2, 4, 4), torch.eye(3).expand(2, 3, 3)
         aligned = Kronecker(
             S.scale, tuple(replace(f, basis=b) for f, b in zip(S.factors, axes, strict=True))
@@ -106,7 +113,7 @@ class TestEigenvaluesAlone:
 
     def test_the_memory_waits_as_well(self) -> None:
         S = random_full(4).with_residual()
-        new = update(S, OuterProducts(torch.randn(1, 4)), lr=0.2, basis_lr=0.0)
+        new = update(S, OuterProducts(torch.randn(1, 4)), lr=0.2, turning=Turning(rate=0.0))
         assert isinstance(new, Full)
         assert S.residual is not None
         assert new.residual is not None

@@ -11,11 +11,16 @@ import torch
 from torch.testing import assert_close
 
 from eigenstep.core.curvature import Dense, OuterProducts, project
-from eigenstep.core.generators import bounded, moore_penrose
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.maps import exp, truncated_cayley, truncated_exp
-from eigenstep.core.matrices import SPD, Diagonal, Full
-from eigenstep.core.step import update
+from eigenstep.core.matrices import SPD, Diagonal, Full, Kronecker
+from eigenstep.core.step import (
+    Turning,
+    bounded,
+    exp,
+    moore_penrose,
+    truncated_cayley,
+    truncated_exp,
+)
+from eigenstep.core.update import update
 from eigenstep_lab.orthogonality import orthogonality_defect
 
 from .cases import (
@@ -45,11 +50,17 @@ class TestStructure:
     @pytest.mark.parametrize("rayleigh", [False, True])
     def test_batched_equals_looped(self, S: SPD, rayleigh: bool) -> None:
         vectors = torch.randn(2, *S.batch_shape, *S.sizes)
-        new = update(S, OuterProducts(vectors), lr=0.1, damping=0.1, rayleigh=rayleigh)
+        new = update(
+            S, OuterProducts(vectors), lr=0.1, damping=0.1, turning=Turning(rayleigh=rayleigh)
+        )
         for index in indices(S):
             lead: tuple[slice | int, ...] = (slice(None), *index)
             one = update(
-                at(S, index), OuterProducts(vectors[lead]), lr=0.1, damping=0.1, rayleigh=rayleigh
+                at(S, index),
+                OuterProducts(vectors[lead]),
+                lr=0.1,
+                damping=0.1,
+                turning=Turning(rayleigh=rayleigh),
             )
             for a, b in zip(parts(at(new, index)), parts(one), strict=True):
                 assert_close(a, b)
@@ -92,8 +103,10 @@ class TestDamping:
         """
         S, H = random_full(5), random_spd(5)
         for rayleigh in (False, True):
-            damped = update(S, Dense(H), lr=0.1, damping=0.3, rayleigh=rayleigh)
-            shifted = update(S, Dense(H + 0.3 * torch.eye(5)), lr=0.1, rayleigh=rayleigh)
+            damped = update(S, Dense(H), lr=0.1, damping=0.3, turning=Turning(rayleigh=rayleigh))
+            shifted = update(
+                S, Dense(H + 0.3 * torch.eye(5)), lr=0.1, turning=Turning(rayleigh=rayleigh)
+            )
             assert_close(damped.dense(), shifted.dense())
 
     @pytest.mark.parametrize("sizes", [[3, 4], [2, 3, 2]])
@@ -126,7 +139,9 @@ class TestDamping:
 class TestTwoRates:
     def test_basis_rate_leaves_the_papers_eigenvalues_alone(self) -> None:
         S, curvature = random_full(5), OuterProducts(torch.randn(1, 5))
-        slow, fast = (update(S, curvature, lr=0.05, basis_lr=rate) for rate in (0.05, 0.5))
+        slow, fast = (
+            update(S, curvature, lr=0.05, turning=Turning(rate=rate)) for rate in (0.05, 0.5)
+        )
         assert_close(slow.eigs, fast.eigs)
         angles = [(S.basis.T @ new.basis - torch.eye(5)).norm() for new in (slow, fast)]
         assert angles[1] > 1.5 * angles[0]
@@ -134,13 +149,13 @@ class TestTwoRates:
     def test_basis_rate_is_the_rate_of_the_basis(self) -> None:
         S, curvature = random_full(5), OuterProducts(torch.randn(1, 5))
         assert_close(
-            update(S, curvature, lr=0.05, basis_lr=0.3).basis,
+            update(S, curvature, lr=0.05, turning=Turning(rate=0.3)).basis,
             update(S, curvature, lr=0.3).basis,
         )
 
     def test_no_basis_rate_freezes_the_basis(self) -> None:
         S = random_full(5)
-        new = update(S, OuterProducts(torch.randn(1, 5)), lr=0.1, basis_lr=0.0)
+        new = update(S, OuterProducts(torch.randn(1, 5)), lr=0.1, turning=Turning(rate=0.0))
         assert_close(new.basis, S.basis)
         assert (new.eigs - S.eigs).norm() > 0.01
 
@@ -162,7 +177,13 @@ class TestMemory:
     def test_rayleigh_with_residual_reads_the_diagonal_of_the_average(self) -> None:
         S = random_full(6).with_residual()
         for g in torch.randn(20, 6):
-            S = update(S, OuterProducts(g[None]), lr=0.1, positive=truncated_exp, rayleigh=True)
+            S = update(
+                S,
+                OuterProducts(g[None]),
+                lr=0.1,
+                positive=truncated_exp,
+                turning=Turning(rayleigh=True),
+            )
             assert S.residual is not None
             assert_close(S.eigs, S.residual.diagonal(), rtol=1e-10, atol=1e-10)
 
@@ -174,7 +195,13 @@ class TestMemory:
         gaps = torch.zeros(2)
         for g in gradients:
             plain, memory = (
-                update(S, OuterProducts(g[None]), lr=0.1, positive=truncated_exp, rayleigh=True)
+                update(
+                    S,
+                    OuterProducts(g[None]),
+                    lr=0.1,
+                    positive=truncated_exp,
+                    turning=Turning(rayleigh=True),
+                )
                 for S in (plain, memory)
             )
             want = 0.9 * want + 0.1 * torch.outer(g, g)
@@ -185,7 +212,9 @@ class TestMemory:
         """The memory is scaled with the eigenvalues when determinants are moved into the scale."""
         S = random_kronecker([3, 4]).with_residual()
         for G in torch.randn(20, 1, 3, 4):
-            S = update(S, OuterProducts(G), lr=0.1, positive=truncated_exp, rayleigh=True)
+            S = update(
+                S, OuterProducts(G), lr=0.1, positive=truncated_exp, turning=Turning(rayleigh=True)
+            )
             for factor in S.factors:
                 assert isinstance(factor, Full)
                 assert factor.residual is not None
@@ -195,7 +224,7 @@ class TestMemory:
 class TestRayleighQuotients:
     def test_eigenvalues_are_read_off_in_the_new_basis(self) -> None:
         S, H = random_full(5), random_symmetric(5)
-        new = update(S, Dense(H), lr=0.1, decay=0.5, rayleigh=True)
+        new = update(S, Dense(H), lr=0.1, decay=0.5, turning=Turning(rayleigh=True))
         average = 0.95 * S.dense() + 0.1 * H
         target = (new.basis.T @ average @ new.basis).diagonal()
         assert_close(new.eigs, exp(S.eigs, target))
@@ -211,7 +240,7 @@ class TestRayleighQuotients:
                     Dense(H, semidefinite=True),
                     lr=0.1,
                     positive=truncated_exp,
-                    rayleigh=rayleigh,
+                    turning=Turning(rayleigh=rayleigh),
                 )
                 gaps[i] += (new.dense() - want).norm()
         assert gaps[1] < gaps[0]
@@ -221,7 +250,7 @@ class TestTruncatedCayleyInTheUpdate:
     def test_agrees_with_the_exact_map_for_small_steps(self) -> None:
         S, curvature = random_full(6), OuterProducts(torch.randn(2, 6))
         exact = update(S, curvature, lr=0.01)
-        cut = update(S, curvature, lr=0.01, orthogonal=truncated_cayley)
+        cut = update(S, curvature, lr=0.01, turning=Turning(map=truncated_cayley))
         assert_close(cut.dense(), exact.dense(), rtol=1e-9, atol=1e-9)
 
     @pytest.mark.parametrize("cap", [0.3, 0.6])
@@ -235,7 +264,7 @@ class TestTruncatedCayleyInTheUpdate:
                 S,
                 OuterProducts(torch.randn(1, 20)),
                 lr=0.9,
-                orthogonal=partial(truncated_cayley, cap=cap),
+                turning=Turning(map=partial(truncated_cayley, cap=cap)),
             )
             assert orthogonality_defect(S.basis) < (2 * cap**8) ** 2
 
@@ -262,6 +291,9 @@ def test_learns_a_covariance_from_samples_in_every_structure(S: SPD) -> None:
 
 def test_rotations_differ_only_in_the_basis() -> None:
     S, H = random_full(5), random_spd(5)
-    a, b = (update(S, Dense(H), lr=0.1, rotation=rotation) for rotation in (bounded, moore_penrose))
+    a, b = (
+        update(S, Dense(H), lr=0.1, turning=Turning(rotation=rotation))
+        for rotation in (bounded, moore_penrose)
+    )
     assert_close(a.eigs, b.eigs)
     assert_close(a.eigs, exp(S.eigs, S.eigs + 0.1 * (project(S, Dense(H))[0].diagonal() - S.eigs)))

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eigenstep import Full
-from eigenstep.core.generators import moore_penrose
 from eigenstep.core.sources import spd_gradient
-from eigenstep.core.step import update
+from eigenstep.core.step import Turning, moore_penrose
+from eigenstep.core.update import update
 from eigenstep.manifold import SPDParameter, minimize_spd
 from eigenstep.manifold.directions import METHODS
 from eigenstep.manifold.retractions import RETRACTIONS
@@ -101,7 +101,7 @@ def test_the_paper_s_scheme_is_the_update_of_the_paper() -> None:
     for _ in range(10):
         gradient = Q - torch.linalg.inv(S.dense())
         curvature = spd_gradient(S, (gradient + gradient.mT) / 2)
-        S = update(S, curvature, lr=0.05, decay=0.0, rotation=moore_penrose)
+        S = update(S, curvature, lr=0.05, decay=0.0, turning=Turning(rotation=moore_penrose))
     assert_close(result.S.dense(), S.dense(), rtol=1e-8, atol=1e-10)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from eigenstep import Spectral
-from eigenstep.core.maps import cayley, truncated_cayley
+from eigenstep.core.step import cayley, truncated_cayley
 
 from .problems import SHAPES, Problem, equal, final
 

@@ -17,9 +17,8 @@ from torch.testing import assert_close
 
 from eigenstep import Dense, Kronecker, OuterProducts, Spectral, project
 from eigenstep.core import sources
-from eigenstep.core.generators import bounded
-from eigenstep.core.maps import cayley
-from eigenstep.core.step import update
+from eigenstep.core.step import Turning, bounded, cayley
+from eigenstep.core.update import update
 
 from .problems import Problem, equal
 from .test_reductions import read_matrix
@@ -157,10 +156,8 @@ class TestOracle:
                 S,
                 OuterProducts(events),
                 lr=0.1,
-                basis_lr=0.2,
+                turning=Turning(rate=0.2, rotation=bounded, map=cayley),
                 damping=1e-3,
-                rotation=bounded,
-                orthogonal=cayley,
                 positive=lambda d, n: torch.where(
                     n > 2 * d, math.e * (n - d), d * (n / d - 1).exp()
                 ),

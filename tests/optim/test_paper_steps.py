@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from eigenstep import Spectral
-from eigenstep.core import maps
-from eigenstep.core.generators import normalized
+from eigenstep.core import step as core
+from eigenstep.core.step import normalized
 
 from .test_paper import rotation
 
@@ -94,7 +94,7 @@ def run(
     else:
         turn, map_ = (
             partial(normalized, rate=beta_bar, gap=gap),
-            partial(maps.truncated_cayley, cap=None),
+            partial(core.truncated_cayley, cap=None),
         )
         options |= {"rotation": turn, "basis_lr": BETA2, "maps": map_}
     optimizer = Spectral.paper([weights], lr=LR, **options)

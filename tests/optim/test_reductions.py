@@ -14,9 +14,16 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from eigenstep import Diagonal, Full, Kronecker, OuterProducts, Spectral
-from eigenstep.core.generators import bounded, moore_penrose
-from eigenstep.core.maps import cayley, exp, truncated_cayley, truncated_exp
-from eigenstep.core.step import update
+from eigenstep.core.step import (
+    Turning,
+    bounded,
+    cayley,
+    exp,
+    moore_penrose,
+    truncated_cayley,
+    truncated_exp,
+)
+from eigenstep.core.update import update
 from eigenstep.optim.layout import plan
 
 LR = 0.01
@@ -284,10 +291,8 @@ class TestCore:
                 S,
                 OuterProducts(event[None]),
                 lr=0.1,
-                basis_lr=0.2,
+                turning=Turning(rate=0.2, rotation=blockwise(turn), map=blockwise(orthogonal)),
                 damping=1e-3,
-                rotation=blockwise(turn),
-                orthogonal=blockwise(orthogonal),
                 positive=exp if maps == "exact" else truncated_exp,
             )
         expected = S.dense()

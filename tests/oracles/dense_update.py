@@ -82,15 +82,17 @@ def update(
     orthogonal: Callable[[Array], Array],
     positive: Callable[[Array, Array], Array],
     lr: float,
-    basis_lr: float | None = None,
     decay: float = 1.0,
     damping: float = 0.0,
-    rayleigh: bool = False,
+    rate: float | None = None,
+    mend: bool = True,
     sweeps: int = 1,
-    reorthonormalized: bool = True,
+    rayleigh: bool = False,
 ) -> Matrix:
-    """Return ``S`` after a step towards ``H``; the arguments are those of ``eigenstep.update``."""
-    basis_lr = lr if basis_lr is None else basis_lr
+    """Return ``S`` after a step towards ``H``; the arguments are those of ``eigenstep.update``, and
+    of ``Turning``.
+    """
+    rate = lr if rate is None else rate
     d = [piece.d for piece in S.pieces]
     basis = S.basis()
     projected = (basis.T @ H @ basis + damping * np.eye(len(H))) / (S.alpha or 1.0)
@@ -100,15 +102,13 @@ def update(
         if piece.tied:
             W = np.eye(len(W)) * np.trace(W) / len(W)
         h = lr * (np.diag(W) - decay * piece.d)
-        if piece.B is not None and basis_lr > 0:
+        if piece.B is not None and rate > 0:
             past = np.diag(piece.d) if piece.M is None else piece.M
-            A = turned = (1 - basis_lr * decay) * past + basis_lr * W
+            A = turned = (1 - rate * decay) * past + rate * W
             for _ in range(sweeps):
                 Q = orthogonal(generator(piece.d, turned))
                 turned = Q.T @ turned @ Q
-                piece = replace(
-                    piece, B=newton_schulz(piece.B @ Q) if reorthonormalized else piece.B @ Q
-                )
+                piece = replace(piece, B=newton_schulz(piece.B @ Q) if mend else piece.B @ Q)
             if rayleigh:
                 h = h + np.diag(turned) - np.diag(A)
             piece = replace(piece, M=None if piece.M is None else turned)

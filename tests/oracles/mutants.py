@@ -11,7 +11,7 @@ did not change are not tested again. Names select mutants, which are then tested
 ``--survivors`` after tests were added::
 
     make mutants MUTANTS="--max-children 1"
-    make mutants MUTANTS="eigenstep.core.maps.*"
+    make mutants MUTANTS="eigenstep.core.step.*"
     make mutants MUTANTS=--survivors
 """
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from eigenstep import Dense, Full, Kronecker, OuterProducts, Spectral, project, update
-from eigenstep.core import generators, maps
-from eigenstep.core.numerics import accumulation_dtype, contract, matmul
+from eigenstep.core import step as core
+from eigenstep.core.numerics import contract
+from eigenstep.core.step import accumulation_dtype, matmul
 from eigenstep.optim.kernel import _grafted_step, _precondition, step
 from eigenstep.optim.state import Rates, Rule, new_state
 from eigenstep_lab.baselines.van_loan import nearest_factors
@@ -21,9 +22,9 @@ from eigenstep_lab.orthogonality import inverse_cayley, orthogonality_defect
 
 FORMATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 ORTHOGONAL: list[Callable[[Tensor], Tensor]] = [
-    *maps.ORTHOGONAL.values(),
+    *core.ORTHOGONAL.values(),
     inverse_cayley,
-    maps.reorthonormalize,
+    core.reorthonormalize,
 ]
 
 
@@ -66,12 +67,12 @@ def numbers() -> list[Tensor]:
             found += project(S, curvature)
             for options in (
                 {},
-                {"rotation": "normalized", "orthogonal": "quadratic", "damping": 0.1},
+                {"turning": core.Turning("normalized", "quadratic"), "damping": 0.1},
             ):
                 found.append(update(S, curvature, lr=0.3, **options).dense())
     skew = random(4, 4) - random(4, 4).mT
     found += [function(skew) for function in ORTHOGONAL if function is not inverse_cayley]
-    found += [inverse_cayley(maps.cayley(skew)), orthogonality_defect(skew)]
+    found += [inverse_cayley(core.cayley(skew)), orthogonality_defect(skew)]
     found += nearest_factors(random(6, 6) @ random(6, 6).mT, (2, 3), ("full", "diagonal"))
     found += [Full.from_dense(random(3, 3) @ random(3, 3).mT).dense()]
     return found
@@ -122,8 +123,8 @@ def test_maps_keep_the_format(function: Callable[[Tensor], Tensor], dtype: torch
     assert (found.double() - exact).abs().max() <= torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("rotation", generators.ROTATIONS.values(), ids=list(generators.ROTATIONS))
-def test_generators_keep_the_format(rotation: generators.Rotation) -> None:
+@pytest.mark.parametrize("rotation", core.ROTATIONS.values(), ids=list(core.ROTATIONS))
+def test_generators_keep_the_format(rotation: core.Rotation) -> None:
     eigs, average = random(4).exp(), random(4, 4) + random(4, 4).mT
     found = rotation(eigs.float(), average.float())
     assert found.dtype == torch.float32

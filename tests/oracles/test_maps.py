@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from eigenstep.core import generators, maps
+from eigenstep.core import step
 from eigenstep_lab.orthogonality import inverse_cayley, orthogonality_defect
 
 from . import formulas
@@ -33,14 +33,14 @@ def skew(size: float) -> np.ndarray:
 
 
 GENERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = {
-    "bounded": (generators.bounded, lambda d, A: formulas.bounded(A), {}),
+    "bounded": (step.bounded, lambda d, A: formulas.bounded(A), {}),
     "pairwise": (
-        generators.bounded,
+        step.bounded,
         lambda d, A, pairwise: formulas.bounded(A, pairwise=pairwise),
         {"pairwise": True},
     ),
-    "moore_penrose": (generators.moore_penrose, formulas.moore_penrose, {"gap": 0.2}),
-    "normalized": (generators.normalized, formulas.normalized, {"gap": 0.2, "rate": 0.7}),
+    "moore_penrose": (step.moore_penrose, formulas.moore_penrose, {"gap": 0.2}),
+    "normalized": (step.normalized, formulas.normalized, {"gap": 0.2, "rate": 0.7}),
 }
 
 
@@ -58,8 +58,8 @@ def test_generator_defaults() -> None:
     d[1, 1] = d[1, 0] * (1 + 2e-6)
     tensors = torch.from_numpy(d), torch.from_numpy(A)
     free, length = (
-        generators.moore_penrose(*tensors).numpy(),
-        generators.normalized(*tensors).numpy(),
+        step.moore_penrose(*tensors).numpy(),
+        step.normalized(*tensors).numpy(),
     )
     for at in range(len(d)):
         expected = formulas.moore_penrose(d[at], A[at], 1e-6)
@@ -70,7 +70,7 @@ def test_generator_defaults() -> None:
 def test_bounded_rotation_of_ties_follows_the_order_of_indices() -> None:
     A = np.array([[1.0, 0.2, 0.0], [0.2, 1.0, -0.1], [0.0, -0.1, 1.0]])
     for pairwise in (False, True):
-        found = generators.bounded(torch.ones(3), torch.from_numpy(A), pairwise=pairwise)
+        found = step.bounded(torch.ones(3), torch.from_numpy(A), pairwise=pairwise)
         assert abs(found.numpy() - formulas.bounded(A, pairwise=pairwise)).max() < 1e-14
 
 
@@ -86,7 +86,7 @@ def test_nothing_to_turn(name: str) -> None:
 def test_truncated_cayley(cap: float | None, form: formulas.Format) -> None:
     N = form.round(skew(0.1))
     tensor = torch.from_numpy(N).to(torch.bfloat16 if form.half else torch.float64)
-    found = maps.truncated_cayley(tensor, cap).double().numpy()
+    found = step.truncated_cayley(tensor, cap).double().numpy()
     for at in range(len(N)):
         assert abs(found[at] - formulas.truncated_cayley(N[at], cap, form)).max() < 1e-14
 
@@ -94,7 +94,7 @@ def test_truncated_cayley(cap: float | None, form: formulas.Format) -> None:
 def test_maps_are_capped_by_default() -> None:
     N = skew(1.0)
     truncated, quadratic = (
-        f(torch.from_numpy(N)).numpy() for f in (maps.truncated_cayley, maps.quadratic)
+        f(torch.from_numpy(N)).numpy() for f in (step.truncated_cayley, step.quadratic)
     )
     for at in range(len(N)):
         assert abs(truncated[at] - formulas.truncated_cayley(N[at], 0.6)).max() < 1e-14
@@ -103,7 +103,7 @@ def test_maps_are_capped_by_default() -> None:
 
 def test_cayley_and_its_inverse() -> None:
     N = skew(1.0)
-    found = maps.cayley(torch.from_numpy(N))
+    found = step.cayley(torch.from_numpy(N))
     for at in range(len(N)):
         assert abs(found[at].numpy() - formulas.cayley(N[at])).max() < 1e-13
     assert abs(inverse_cayley(found).numpy() - N).max() < 1e-11
@@ -114,7 +114,7 @@ def test_newton_schulz() -> None:
         np.linalg.qr(np.random.default_rng(3).standard_normal((2, 4, 4)))[0]
         + 0.01 * skew(1.0)[:2, :4, :4]
     )
-    found = maps.reorthonormalize(torch.from_numpy(B)).numpy()
+    found = step.reorthonormalize(torch.from_numpy(B)).numpy()
     for at in range(2):
         assert abs(found[at] - formulas.newton_schulz(B[at])).max() < 1e-14
     defects = orthogonality_defect(torch.from_numpy(B)).numpy()
@@ -125,13 +125,13 @@ def test_newton_schulz() -> None:
 def test_positive_maps() -> None:
     d, h = np.array([0.5, 1.0, 2.0]), np.array([-0.4, 0.3, 5.0])
     tensors = torch.from_numpy(d), torch.from_numpy(d + h)
-    assert abs(maps.exp(*tensors).numpy() - d * np.exp(h / d)).max() < 1e-13
-    assert abs(maps.truncated_exp(*tensors).numpy() - (d + h)).max() < 1e-15
+    assert abs(step.exp(*tensors).numpy() - d * np.exp(h / d)).max() < 1e-13
+    assert abs(step.truncated_exp(*tensors).numpy() - (d + h)).max() < 1e-15
 
 
 def test_batches_with_two_axes() -> None:
     N = torch.from_numpy(skew(1.0)).view(2, 2, 5, 5)
-    Q = maps.cayley(N)
+    Q = step.cayley(N)
     assert abs(inverse_cayley(Q) - N).max() < 1e-11
     expected = torch.linalg.matrix_norm(1.21 * torch.eye(5) - torch.eye(5)) / 5**0.5
     assert abs(orthogonality_defect(1.1 * Q) - expected).max() < 1e-6

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from eigenstep import Spectral
-from eigenstep.core.generators import bounded
-from eigenstep.core.maps import truncated_cayley
+from eigenstep.core.step import bounded, truncated_cayley
 
 from .comparison import assert_same, stream
 

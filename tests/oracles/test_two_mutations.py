@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from eigenstep.core import maps
+from eigenstep.core import step
 from eigenstep.optim import kernel
 
 from .comparison import assert_same
 
 MISTAKES: dict[str, tuple[Any, str, str, str]] = {
     "sign of the quadratic map": (
-        maps,
+        step,
         "quadratic",
         "addcmul_(generator, tilted",
         "addcmul_(-generator, tilted",

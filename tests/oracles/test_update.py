@@ -4,6 +4,7 @@ and options.
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 from eigenstep import Dense, Diagonal, Full, Identity, Kronecker, OuterProducts, project, update
-from eigenstep.core import generators, maps
-from eigenstep.core.step import learn
+from eigenstep.core import step
+from eigenstep.core.step import Turning, learn
 
 from . import formulas
 from .dense_update import assert_equal, curvature_matrix, read
@@ -28,30 +29,27 @@ SIZES = {
     "three factors": (2, 3, 2),
     "mixed": (3, 2, 2),
 }
-ROTATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "bounded": (generators.bounded, lambda d, A: formulas.bounded(A)),
-    "pairwise": (
-        partial(generators.bounded, pairwise=True),
-        lambda d, A: formulas.bounded(A, pairwise=True),
-    ),
-    "moore_penrose": (generators.moore_penrose, lambda d, A: formulas.moore_penrose(d, A, 1e-6)),
-    "normalized": (generators.normalized, lambda d, A: formulas.normalized(d, A, 0.1, 0.5)),
+ROTATIONS: dict[str, Callable[..., Any]] = {
+    "bounded": lambda d, A: formulas.bounded(A),
+    "pairwise": lambda d, A: formulas.bounded(A, pairwise=True),
+    "moore_penrose": lambda d, A: formulas.moore_penrose(d, A, 1e-6),
+    "normalized": lambda d, A: formulas.normalized(d, A, 0.1, 0.5),
 }
-ORTHOGONAL: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "cayley": (maps.cayley, formulas.cayley),
-    "truncated": (maps.truncated_cayley, lambda N: formulas.truncated_cayley(N, 0.6)),
+MAPS: dict[str, Callable[..., Any]] = {
+    "cayley": formulas.cayley,
+    "truncated_cayley": lambda N: formulas.truncated_cayley(N, 0.6),
 }
-POSITIVE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "exp": (maps.exp, lambda d, h: d * np.exp(h / d)),
-    "truncated_exp": (maps.truncated_exp, lambda d, h: d + h),
+POSITIVE: dict[str, Callable[..., Any]] = {
+    "exp": lambda d, h: d * np.exp(h / d),
+    "truncated_exp": lambda d, h: d + h,
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "sum": {"decay": 0.0},
     "half decay": {"decay": 0.5},
     "damping": {"damping": 0.3},
-    "other rate of the basis": {"basis_lr": 0.4},
-    "still basis": {"basis_lr": 0.0},
+    "other rate of the basis": {"rate": 0.4},
+    "still basis": {"rate": 0.0},
     "rayleigh": {"rayleigh": True},
     "two sweeps": {"sweeps": 2},
     "three sweeps, rayleigh": {"sweeps": 3, "rayleigh": True, "damping": 0.1},
@@ -98,22 +96,29 @@ def curvature(kind: str, sizes: tuple[int, ...], seed: int) -> Dense | OuterProd
 def assert_same(
     structure: str,
     kind: str = "gradient",
-    rotation: str = "bounded",
-    orthogonal: str = "cayley",
     positive: str = "exp",
     memory: bool = False,
-    **options: Any,
+    rotation: str = "bounded",
+    map: str = "cayley",
+    decay: float = 1.0,
+    damping: float = 0.0,
+    **turning: Any,
 ) -> None:
     S = matrix(structure).with_residual() if memory else matrix(structure)
     expected = read(S)
-    ours, theirs = zip(ROTATIONS[rotation], ORTHOGONAL[orthogonal], POSITIVE[positive], strict=True)
+    rates = {"lr": 0.2, "decay": decay, "damping": damping}
     for seed in range(STEPS):
         new = curvature(kind, SIZES[structure], seed)
-        H = curvature_matrix(expected, new)
-        names = dict(zip(("generator", "orthogonal", "positive"), theirs, strict=True))
-        expected = dense_update(expected, H, lr=0.2, **names, **options)
-        names = dict(zip(("rotation", "orthogonal", "positive"), ours, strict=True))
-        S = update(S, new, lr=0.2, **names, **options)
+        expected = dense_update(
+            expected,
+            curvature_matrix(expected, new),
+            generator=ROTATIONS[rotation],
+            orthogonal=MAPS[map],
+            positive=POSITIVE[positive],
+            **rates,
+            **turning,
+        )
+        S = update(S, new, positive=positive, turning=Turning(rotation, map, **turning), **rates)
         assert_equal(S, expected)
 
 
@@ -125,9 +130,9 @@ def test_structure(structure: str, kind: str) -> None:
 
 @pytest.mark.parametrize("structure", ["full", "two factors"])
 @pytest.mark.parametrize("positive", POSITIVE)
-@pytest.mark.parametrize(("rotation", "orthogonal"), list(itertools.product(ROTATIONS, ORTHOGONAL)))
-def test_every_way_to_turn(structure: str, rotation: str, orthogonal: str, positive: str) -> None:
-    assert_same(structure, "vectors", rotation, orthogonal, positive)
+@pytest.mark.parametrize(("rotation", "map_"), list(itertools.product(ROTATIONS, MAPS)))
+def test_every_way_to_turn(structure: str, rotation: str, map_: str, positive: str) -> None:
+    assert_same(structure, "vectors", positive, rotation=rotation, map=map_)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +192,7 @@ def bent(n: int) -> Full:
 def test_still_basis_is_left_alone() -> None:
     S = bent(4)
     assert torch.equal(
-        update(S, curvature("vectors", (4,), 0), lr=0.2, basis_lr=0.0).basis, S.basis
+        update(S, curvature("vectors", (4,), 0), lr=0.2, turning=Turning(rate=0.0)).basis, S.basis
     )
 
 
@@ -196,7 +201,7 @@ def test_basis_is_mended_if_wanted(mend: bool) -> None:
     S, new = bent(4), curvature("vectors", (4,), 0)
     A = 0.8 * np.diag(S.eigs.numpy()) + 0.2 * project(S, new)[0].numpy()
     turned = S.basis.numpy() @ formulas.cayley(formulas.bounded(A))
-    found = update(S, new, lr=0.2, reorthonormalized=mend).basis.numpy()
+    found = update(S, new, lr=0.2, turning=Turning(mend=mend)).basis.numpy()
     assert abs(found - (formulas.newton_schulz(turned) if mend else turned)).max() < 1e-14
 
 
@@ -223,25 +228,25 @@ def test_the_papers_scheme_does_not_mend_its_bases(beta_bar: float, structure: s
     """Its truncated Cayley map as it is; with a Newton-Schulz step the longest rotations would end
     elsewhere.
     """
-    options: dict[str, Any] = {"lr": 0.05, "reorthonormalized": False}
-    turn = partial(generators.normalized, rate=beta_bar, gap=0.01)
+    turning = Turning(
+        partial(step.normalized, rate=beta_bar, gap=0.01),
+        partial(step.truncated_cayley, cap=None),
+        mend=False,
+    )
+    learn_once = partial(update, lr=0.05, positive="truncated_exp")
     own = {
         "generator": lambda d, A: formulas.normalized(d, A, 0.01, beta_bar),
         "orthogonal": lambda N: formulas.truncated_cayley(N, None),
-        "positive": lambda d, h: d + h,
+        "positive": POSITIVE["truncated_exp"],
     }
-    map_ = partial(maps.truncated_cayley, cap=None)
-    S = matrix(structure)
-    expected, mended = read(S), S
+    S = mended = matrix(structure)
+    expected = read(S)
     for seed in range(20):
-        curvature = OuterProducts(random(1, *SIZES[structure], seed=seed))
-        expected = dense_update(expected, curvature_matrix(expected, curvature), **own, **options)
-        S = update(
-            S, curvature, rotation=turn, orthogonal=map_, positive=maps.truncated_exp, **options
-        )
-        mended = update(
-            mended, curvature, rotation=turn, orthogonal=map_, positive=maps.truncated_exp, lr=0.05
-        )
+        new = OuterProducts(random(1, *SIZES[structure], seed=seed))
+        H = curvature_matrix(expected, new)
+        expected = dense_update(expected, H, lr=0.05, mend=False, **own)
+        S = learn_once(S, new, turning=turning)
+        mended = learn_once(mended, new, turning=replace(turning, mend=True))
         assert_equal(S, expected)
     if beta_bar == 1.9:
         with pytest.raises(AssertionError):

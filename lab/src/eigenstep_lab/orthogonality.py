@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from eigenstep.core.numerics import accumulation_dtype
+from eigenstep.core.step import accumulation_dtype
 
 
 def inverse_cayley(orthogonal: Tensor) -> Tensor:

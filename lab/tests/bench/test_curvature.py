@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.matrices import Full
+from eigenstep.core.matrices import Full, Kronecker
 from eigenstep_lab import cli
 from eigenstep_lab.bench import curvature, prediction
 from eigenstep_lab.bench.curvature import SCHEMES, Scheme

@@ -1,6 +1,5 @@
 """Choices that the paper leaves open, as the figures make them."""
 
-import inspect
 import math
 from dataclasses import replace
 from functools import partial
@@ -9,10 +8,9 @@ import pytest
 import torch
 
 from eigenstep.core.curvature import Dense
-from eigenstep.core.generators import bounded, moore_penrose
-from eigenstep.core.maps import cayley
 from eigenstep.core.matrices import Full
-from eigenstep.core.step import update
+from eigenstep.core.step import Turning, bounded, cayley, moore_penrose
+from eigenstep.core.update import update
 from eigenstep_lab.baselines import van_loan
 from eigenstep_lab.baselines.nes import (
     CholeskyNES,
@@ -51,10 +49,9 @@ def test_the_papers_schemes_do_not_mend_their_bases():
     found |= {f"spd: {name}": scheme for name, scheme in spd.schemes(start).items()}
     for name, scheme in found.items():
         if "paper" in name:
-            assert keywords(scheme.step)["reorthonormalized"] is False, name
+            assert keywords(scheme.step)["turning"].mend is False, name
         elif "ours" in name:
-            assert "reorthonormalized" not in keywords(scheme.step), name
-    assert inspect.signature(update).parameters["reorthonormalized"].default is True
+            assert keywords(scheme.step)["turning"].mend is True, name
     strategies = gradient_free.strategies(torch.zeros(1, 2, dtype=torch.float64))
     assert [strategies[name].mended for name in ("paper", "ours")] == [False, True]
 
@@ -63,7 +60,7 @@ def test_full_matrix_shows_what_the_gap_does():
     start = random_covariances(4, 2, 3.0, GENERATOR().manual_seed(0))
     found = full_matrix.schemes(start, 0.01, full_matrix.QUICK.gap)
     gaps = {
-        name: keywords(scheme.step)["rotation"].keywords["gap"]
+        name: keywords(scheme.step)["turning"].rotation.keywords["gap"]
         for name, scheme in found.items()
         if "paper" in name
     }
@@ -133,7 +130,7 @@ def test_projection_seeks_another_matrix_than_schemes_that_learn_factors():
         return float((after.dense() - before.dense()).norm() / before.dense().norm())
 
     for rotation in (partial(moore_penrose, gap=1e-6), bounded):
-        step = partial(update, curvature=whole, lr=0.01, rotation=rotation)
+        step = partial(update, curvature=whole, lr=0.01, turning=Turning(rotation=rotation))
         assert moved(likeliest, step(likeliest)) < 1e-9 < 1e-4 < moved(nearest, step(nearest))
 
     def project(S):

@@ -12,10 +12,9 @@ from torch.testing import assert_close
 
 from core.cases import random_diagonal, random_full, random_kronecker, random_symmetric
 from eigenstep.core.curvature import Dense, OuterProducts, project, project_identity
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.maps import truncated_exp
-from eigenstep.core.matrices import Diagonal, Full
-from eigenstep.core.step import update
+from eigenstep.core.matrices import Diagonal, Full, Kronecker
+from eigenstep.core.step import truncated_exp
+from eigenstep.core.update import update
 from eigenstep_lab.baselines import eigen
 from eigenstep_lab.orthogonality import orthogonality_defect
 

@@ -15,15 +15,8 @@ from .arguments import describe as describe
 from .numerics import HALF
 
 
-def check_rates(lr: float, basis_lr: float, decay: float) -> None:
-    """Raise unless these can be the rates of an update."""
-    check_number(lr, "lr", 0.0)
-    check_number(basis_lr, "basis_lr", 0.0)
-    check_number(decay, "decay", 0.0, 1.0)
-
-
 def check_linear(
-    semidefinite: bool, lr: float, basis_lr: float, decay: float, rayleigh: bool
+    semidefinite: bool, lr: float, basis_rate: float, decay: float, rayleigh: bool
 ) -> None:
     """Raise if eigenvalues that follow the linear update could turn negative."""
     if not semidefinite:
@@ -37,11 +30,10 @@ def check_linear(
         raise ValueError(
             f"positive=truncated_exp needs lr * decay <= 1, got lr={lr} and decay={decay}"
         )
-    if rayleigh and basis_lr not in (0, lr):
+    if rayleigh and basis_rate not in (0, lr):
         raise ValueError(
-            "positive=truncated_exp with rayleigh=True needs basis_lr equal to lr or 0, or the "
-            "eigenvalues of S could "
-            f"turn negative; got basis_lr={basis_lr} and lr={lr}"
+            "positive=truncated_exp with rayleigh=True needs turning.rate equal to lr or 0, or the "
+            f"eigenvalues of S could turn negative; got rate={basis_rate} and lr={lr}"
         )
 
 

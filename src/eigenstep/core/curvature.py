@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.linalg import diagonal
 
 from .checks import check_device, check_finite, check_number, check_symmetric
-from .kronecker import Kronecker
-from .matrices import SPD, Diagonal, Factor, Full, Identity
+from .matrices import SPD, Diagonal, Factor, Full, Identity, Kronecker
 from .numerics import saturate
 
 

@@ -1,8 +1,8 @@
 """The step's parts in NumPy, for the search: small matrices are several times faster there, and
 need no torch.
 
-Each function has the name and the formula of its torch version (``eigenstep.core.generators``,
-``eigenstep.core.maps``), and a test compares the two. A step reads::
+Each function has the name and the formula of its torch version in ``eigenstep.core.step``, and a
+test compares the two. A step reads::
 
     turn = cayley(bounded(average))                     generator, then map
     basis = basis @ turn                                turn the basis
@@ -26,7 +26,7 @@ MOST_SKEWNESS_LOST = (
 
 
 def bounded(average: Array) -> Array:
-    """Return the generator ``generators.bounded(..., pairwise=True)``: half the tangent of each
+    """Return the generator ``step.bounded(..., pairwise=True)``: half the tangent of each
     pair's Jacobi angle.
 
     ``N_ij = -A_ij sgn(D) / (|D| + sqrt(D^2 + 4 A_ij^2))`` with ``D = A_ii - A_jj``, never larger

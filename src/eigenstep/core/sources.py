@@ -15,7 +15,7 @@ from torch.func import hessian as func_hessian
 from .checks import check_finite, check_nonempty, check_size, check_symmetric
 from .curvature import Dense, OuterProducts
 from .matrices import SPD
-from .numerics import symmetrize
+from .step import symmetrize
 
 # A model for one example: predict(parameters, input), shape (C,)
 Predict = Callable[[Tensor, Tensor], Tensor]

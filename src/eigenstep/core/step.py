@@ -1,74 +1,366 @@
-"""The one step of learning that everything else is built on.
+"""One step of learning in eigen-coordinates, which everything else is built on.
 
-It is written in eigen-coordinates. For one factor with eigenvalues ``d``, curvature ``W = B^T H
-B``, damping ``lam`` and the average ``M`` of the curvature so far, which is ``Diag(d)`` unless the
-factor keeps a residual::
+For one factor with eigenvalues ``d``, curvature ``W = B^T H B``, damping ``lam`` and the average
+``M`` of the curvature so far, which is ``Diag(d)`` unless the factor keeps a residual::
 
     n = (1 - gamma beta) d + beta (diag W + lam)   where the linear update would put the eigenvalues
-    A = (1 - gamma beta) M + beta (W + lam I)           average of old and new
-    N = rotation(d, A)                                  skew-symmetric generator
-    Q = orthogonal(N)                                   Cayley map, exact or truncated
-    d <- positive(d, n)                                 exponential map, exact or truncated
+    A = (1 - gamma beta) M + beta (W + lam I)      average of old and new curvature
+    N = rotation(d, A)                             skew-symmetric generator
+    Q = map(N)                                     orthogonal matrix
+    d <- positive(d, n)                            new eigenvalues
 
 ``learn`` is this step. The caller multiplies ``Q`` into the basis and into whatever else lives in
-its coordinates. ``update`` projects curvature to ``W``, learns each factor, and scales Kronecker
-factors back to determinant one, the scale going to ``alpha``. The optimizer's kernel projects its
-stacks of gradients and calls the same functions.
+its coordinates. ``update`` (``eigenstep.core.update``) does so for one matrix, the optimizer for
+its stacks of gradients. ``Turning`` says how the basis turns: which generator, which map, how far.
+
+Generators and maps agree to first order in ``beta`` where eigenvalues are distinct. Generators
+differ in what happens where eigenvalues are close. Maps come exact and truncated; the truncated
+ones need matrix products only, so they run in low precision and on every accelerator.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.linalg import diagonal
 
-from .checks import check_damping, check_linear, check_rates, check_size, choose
-from .curvature import Curvature, factors_of, project, project_identity, scale_of
-from .generators import ROTATIONS, Rotation, bounded
-from .kronecker import Kronecker
-from .maps import (
-    ORTHOGONAL,
-    POSITIVE,
-    Orthogonal,
-    Positive,
-    cayley,
-    exp,
-    reorthonormalize,
-    truncated_exp,
-)
-from .matrices import SPD, Diagonal, Full
-from .numerics import accumulation_dtype, centered_exp, largest, matmul, saturate, symmetrize
+from .checks import check_number, check_size, choose
+from .numerics import HALF
 
-Structure = TypeVar("Structure", bound=SPD)
-# A tensor broadcasts against the eigenvalues: one rate for each matrix of a batch
+Rotation = Callable[[Tensor, Tensor], Tensor]
+"""``rotation(d, A) -> N``: eigenvalues ``(*batch, n)``, average ``(*batch, n, n)``, generator
+``(*batch, n, n)``.
+"""
+Orthogonal = Callable[[Tensor], Tensor]
+"""``map(N) -> Q``: skew-symmetric generators to orthogonal matrices, shape ``(*batch, n, n)``."""
+Positive = Callable[[Tensor, Tensor], Tensor]
+"""``positive(d, n) -> d``: old eigenvalues and the linear update's to new ones, shape
+``(*batch, n)``.
+"""
 Rate = float | Tensor
+"""A tensor broadcasts against the eigenvalues: one rate for each matrix of a batch."""
+
+
+# ---- generators: rotation(d, A) -> N ----
+
+
+def moore_penrose(eigs: Tensor, average: Tensor, *, gap: float = 1e-6) -> Tensor:
+    """The paper's rotation, ``N_ij = -A_ij / (2 (d_i - d_j))``, zero for nearly equal eigenvalues.
+
+    Those differ by at most the fraction ``gap`` of the larger one (Moore-Penrose inverse of the
+    Fisher metric).
+    """
+    difference = eigs[..., :, None] - eigs[..., None, :]
+    larger = torch.maximum(eigs[..., :, None], eigs[..., None, :])
+    apart = difference.abs() > gap * larger
+    generator = -0.5 * average / difference.where(apart, 1.0)
+    limit = torch.finfo(generator.dtype).max
+    return torch.where(apart, generator.clamp(-limit, limit), 0.0)
+
+
+def normalized(
+    eigs: Tensor, average: Tensor, *, rate: float | Tensor = 0.5, gap: float = 0.1
+) -> Tensor:
+    """The paper's rotation for neural networks: ``moore_penrose`` rescaled to norm ``rate / 2``.
+
+    The rate is the paper's second step size, beta-bar-2: below 2, so that the truncated Cayley map
+    converges.
+    """
+    direction = moore_penrose(eigs, average, gap=gap)
+    # The entries may be huge: scale by the largest before squaring them.
+    largest = direction.abs().amax((-2, -1), keepdim=True)
+    direction = direction / largest.clamp_min(torch.finfo(direction.dtype).tiny)
+    norm = torch.linalg.matrix_norm(direction, keepdim=True)
+    return (rate / 2) * direction / norm.clamp_min(torch.finfo(direction.dtype).tiny)
+
+
+def bounded(eigs: Tensor, average: Tensor, *, pairwise: bool = False) -> Tensor:
+    """Our rotation: Jacobi angles softened so that they stay bounded and move at exact ties.
+
+    ``N_ij = -A_ij sgn(D_ij) / (|D_ij| + sqrt(D_ij^2 + 4 e_ij))`` with ``D_ij = A_ii - A_jj``. Every
+    row has a norm of at most ``1/sqrt(2)``, without any threshold for eigenvalues that are nearly
+    equal. By default ``e_ij`` is the mean squared norm of rows ``i`` and ``j`` off the diagonal,
+    best for noisy gradients. With ``pairwise`` it is ``A_ij^2``, which gives the exact Jacobi angle
+    of each pair by itself, best for low-rank or deterministic curvature.
+    """
+    # Scaling A leaves N unchanged; at unit size, squares neither overflow nor vanish.
+    tiny, off = torch.finfo(average.dtype).tiny, average.abs()
+    torch.div(average, off.amax((-2, -1), keepdim=True).clamp_min_(tiny), out=off)
+    values = diagonal(off).clone()
+    diagonal(off).zero_()
+    # In place from here on: these matrices are as large as the bases, and moving memory is what
+    # takes the time.
+    size = values[..., None, :] - values[..., :, None]  # -D
+    # This decides the sign where two eigenvalues are equal, and is too small to matter elsewhere.
+    size.sub_(torch.full_like(off[(0,) * (off.ndim - 2)], 2 * tiny).triu_().sub_(tiny))
+    # This floor keeps rows short whose entries have squares that vanish in the number format.
+    floor = 2 * off.shape[-1] ** 2 * tiny
+    if pairwise:
+        root = (4 * off).mul_(off).add_(2 * floor)
+    else:
+        rows = torch.linalg.vector_norm(off, dim=-1).square_().mul_(2).add_(floor)
+        root = rows[..., :, None] + rows[..., None, :]
+    root.addcmul_(size, size).sqrt_()
+    return off.div_(size.add_(root.copysign_(size)))
+
+
+ROTATIONS: Mapping[str, Rotation] = {
+    "bounded": bounded,
+    "pairwise": partial(bounded, pairwise=True),
+    "normalized": normalized,
+    "moore_penrose": moore_penrose,
+}
+"""Generators by name."""
+
+
+# ---- maps: generators to orthogonal matrices, tangent vectors to positive eigenvalues ----
+
+
+def cayley(generator: Tensor) -> Tensor:
+    """Return ``Cayley(N) = (I + N)(I - N)^-1``, orthogonal for every skew-symmetric ``N``.
+
+    Entries are cut at ``1 / sqrt(eps)``, where a pair of axes turns by half a turn up to
+    ``sqrt(eps)``: beyond it, rounding in the solve would spoil the orthogonality.
+    """
+    n = generator.to(accumulation_dtype(generator.dtype))
+    limit = torch.finfo(n.dtype).eps ** -0.5
+    n = n.clamp(-limit, limit)
+    # The two factors commute, so one solve from the left is enough.
+    return torch.linalg.solve(_plus_identity(-n), _plus_identity(n)).to(generator.dtype)
+
+
+def truncated_cayley(generator: Tensor, cap: float | None = 0.6) -> Tensor:
+    """Return the Cayley map with its Neumann series cut, ``(I + N)^2 (I + N^2)(I + N^4)``.
+
+    With ``Y = N^2`` this is ``(I + Y)(I + Y^2)(I + Y + 2N)``: four products here, and a fifth with
+    the basis. It misses orthogonality by ``2 ||N||^8``, so generators are shortened until
+    ``||N^2||_F^(1/2)``, a bound on the spectral norm, is at most the cap; ``None`` leaves them as
+    they are, as the paper does after normalizing: the series converges.
+    """
+    n = generator
+    y = matmul(n, n)
+    if cap is not None:
+        shrink = shrink_factor(y, cap)
+        n, y = n * shrink, y * shrink.square()
+    tail = matmul(_plus_identity(y), _plus_identity(matmul(y, y)))
+    return matmul(tail, _plus_identity(y + 2 * n))
+
+
+def shrink_factor(square: Tensor, cap: float) -> Tensor:
+    """Return ``min(1, cap / ||N^2||_F^(1/2))`` for each generator of a batch, of ``N^2``."""
+    norm = torch.linalg.matrix_norm(
+        square.float() if square.dtype in HALF else square, keepdim=True
+    )
+    return (cap / norm.sqrt_().clamp_min_(cap)).to(square.dtype)
+
+
+def quadratic(generator: Tensor, cap: float = 0.5) -> Tensor:
+    """Return the Cayley map to second order, ``I + 2 c N + 2 N^2``: one product.
+
+    Squares of lengths in a plane that turns by ``s`` become ``1 + 4 s^2 (s^2 + c^2 - 1)`` times
+    what they were. Here ``1 - c^2`` is ``||N^2||_F^2 / ||N||_F^2``, the mean of all ``s^2`` with
+    weights ``s^2``: one plane turns exactly, and otherwise at most ``4 ||N||^4`` is missing, which
+    a Newton-Schulz step on the turned basis makes good.
+    """
+    result = matmul(generator, generator)
+    dtype = result.dtype
+    norm = torch.linalg.matrix_norm(result.float() if dtype in HALF else result, keepdim=True)
+    # An infinite generator shrinks to nothing.
+    norm.clamp_max_(torch.finfo(norm.dtype).max)
+    trace = diagonal(result).sum(-1, keepdim=True, dtype=norm.dtype)[..., None]  # -||N||_F^2
+    trace.clamp_max_(-torch.finfo(norm.dtype).tiny)
+    shrink = norm.clamp_min(cap**2).reciprocal_().mul_(cap**2)  # of N^2
+    norm.mul_(shrink).square_()
+    tilted = shrink.addcdiv(norm, trace).clamp_min_(0.0).sqrt_()
+    result.mul_(shrink.mul_(2).to(dtype)).addcmul_(generator, tilted.to(dtype), value=2)
+    diagonal(result).add_(1)
+    return result
+
+
+ORTHOGONAL: Mapping[str, Orthogonal] = {
+    "cayley": cayley,
+    "truncated_cayley": truncated_cayley,
+    "quadratic": quadratic,
+}
+"""Maps from generators to orthogonal matrices by name."""
+
+
+def exp(eigs: Tensor, target: Tensor) -> Tensor:
+    """Move eigenvalues from ``d`` towards ``n`` by the factor ``e^((n - d)/d)``, which is positive.
+
+    Results that the number format cannot hold are cut at its limits, so that one huge curvature
+    matrix leaves finite, positive eigenvalues behind, with which one can still calculate.
+    """
+    limits = torch.finfo(eigs.dtype)
+    # The factor alone may overflow where the result fits: hence its root, twice.
+    root = ((target - eigs) / eigs / 2).exp()
+    return (eigs * root * root).clamp(limits.tiny, limits.max * limits.eps)
+
+
+def truncated_exp(eigs: Tensor, target: Tensor) -> Tensor:
+    """Return ``n``, the first-order truncation of ``exp``, for ``n >= 0``.
+
+    What vanishes against ``d`` is set to ``eps^2 d``, so that eigenvalues stay positive and can be
+    inverted.
+    """
+    limits = torch.finfo(eigs.dtype)
+    return torch.maximum(target, limits.eps**2 * eigs).clamp(limits.tiny, limits.max * limits.eps)
+
+
+POSITIVE: Mapping[str, Positive] = {"exp": exp, "truncated_exp": truncated_exp}
+"""Maps that move eigenvalues by name."""
+
+
+# ---- the step ----
+
+
+@dataclass(frozen=True)
+class Turning:
+    """How a basis turns: what researchers vary.
+
+    A generator's own options go by ``functools.partial``, as in
+    ``Turning(partial(normalized, rate=1.9, gap=0.1))``.
+
+    Attributes:
+        rotation: the generator: "bounded", "pairwise", "normalized", "moore_penrose" or a function
+            (``eigenstep.core.step``).
+        map: map from generators to orthogonal matrices: "cayley", "truncated_cayley", "quadratic"
+            or a function. ``None``: "cayley" for ``update``, "quadratic" for ``Spectral``.
+        rate: rate of the running average that the basis turns towards. ``None``: ``lr`` for
+            ``update``, 0.1 for ``Spectral``. With 0 the basis stays as it is.
+        mend: whether to mend the turned basis by a Newton-Schulz step, which keeps it orthogonal in
+            any precision. The paper does not.
+        sweeps: how many times the basis turns towards the same average, which pays while it is far
+            from the eigenvectors.
+        rayleigh: whether to read the new eigenvalues off in the new basis (Rayleigh quotients)
+            instead of the old one, as the paper does. Better when curvature is exact; with noisy
+            curvature it fits the noise.
+        dtype: number format in which the turn is computed; ``Spectral`` keeps its bases in it, too.
+    """
+
+    rotation: str | Rotation = "bounded"
+    map: str | Orthogonal | None = None
+    rate: Rate | None = None
+    mend: bool = True
+    sweeps: int = 1
+    rayleigh: bool = False
+    dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        """Raise unless all choices are possible."""
+        if not callable(self.rotation) and self.rotation not in ROTATIONS:
+            choose(self.rotation, ROTATIONS, "rotation")
+        if not (self.map is None or callable(self.map) or self.map in ORTHOGONAL):
+            choose(self.map, ORTHOGONAL, "map")
+        if self.rate is not None and not isinstance(self.rate, Tensor):
+            check_number(self.rate, "rate", 0.0)
+        if type(self.sweeps) is not int or self.sweeps < 1:
+            check_size(self.sweeps, "sweeps")
+        if self.dtype not in (None, torch.float64, torch.float32, torch.bfloat16):
+            raise ValueError(f"dtype must be None, float64, float32 or bfloat16, got {self.dtype}")
+
+
+TURNING = Turning()
 
 
 class Learned(NamedTuple):
     """What one step changed in one factor."""
 
-    eigs: Tensor  # the new eigenvalues, shape (*batch, n)
-    turn: Tensor | None = (
-        None  # Q by which the basis turns, B <- B Q; None where only eigenvalues were learned
-    )
-    residual: Tensor | None = (
-        None  # the average A in the turned basis, shape (*batch, n, n), if the factor keeps one
-    )
-    speed: Tensor | None = (
-        None  # norm of the last generator N, shape (*batch,): how fast the basis turns
-    )
+    eigs: Tensor
+    """New eigenvalues, shape ``(*batch, n)``."""
+    turn: Tensor | None = None
+    """``Q`` by which the basis turns, ``B <- B Q``; ``None`` if only eigenvalues were learned."""
+    residual: Tensor | None = None
+    """The average ``A`` in the turned basis, shape ``(*batch, n, n)``, if the factor keeps one."""
+    speed: Tensor | None = None
+    """Norm of the last generator ``N``, shape ``(*batch,)``: how fast the basis turns."""
+
+
+def learn(
+    eigs: Tensor,
+    W: Tensor,
+    *,
+    rate: Rate,
+    decay: float = 1.0,
+    damping: Rate = 0.0,
+    residual: Tensor | None = None,
+    positive: Positive = exp,
+    turning: Turning = TURNING,
+) -> Learned:
+    """Take one step in eigen-coordinates.
+
+    Args:
+        eigs: ``d``, shape ``(*batch, n)``.
+        W: curvature in the eigenbasis, shape ``(*batch, n, n)``; or ``(*batch, n)``, its diagonal,
+            to turn no basis.
+        rate: the paper's beta-2.
+        decay: the paper's gamma.
+        damping: the paper's ``Lambda / (alpha k)``, added to the eigenvalues of ``W``.
+        residual: ``M``, if the factor keeps one; then the new one is returned.
+        positive: map that moves ``d`` towards where the linear update would put it.
+        turning: how the basis turns.
+    """
+    if W.ndim == eigs.ndim:
+        return Learned(positive(eigs, blend(eigs, W + damping, rate, decay)), residual=residual)
+    target = blend(eigs, diagonal(W) + damping, rate, decay)
+    rate = rate if turning.rate is None else turning.rate
+    matrix_rate = rate[..., None] if isinstance(rate, Tensor) else rate
+    # Made exactly symmetric: where eigenvalues are equal, the rounding of W would make generators
+    # that are not skew.
+    average = W.add(W.mT).mul_(0.5 * matrix_rate)
+    if residual is None:  # the past is diagonal, as damping is
+        diagonal(average).add_(blend(eigs, damping, rate, decay))
+    else:
+        average.add_((1 - decay * matrix_rate) * residual)
+        diagonal(average).add_(rate * damping)
+    carried = turning.rayleigh or residual is not None
+    turn, turned, speed = _turn(eigs, average, turning, carried)
+    if turning.rayleigh:
+        target = target + diagonal(turned) - diagonal(average)
+    return Learned(positive(eigs, target), turn, None if residual is None else turned, speed)
 
 
 def blend(past: Tensor, newest: Rate, rate: Rate, decay: float) -> Tensor:
-    """Return ``(1 - gamma beta) past + beta newest``, the linear update that all learning follows
-    to first order.
-    """
+    """Return ``(1 - gamma beta) past + beta newest``: all learning follows it to first order."""
     if decay == 1 and isinstance(newest, Tensor):
         return torch.lerp(past, newest, rate)
     return (1 - decay * rate) * past + rate * newest
+
+
+def _turn(
+    eigs: Tensor, average: Tensor, turning: Turning, carried: bool
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """Return ``Q``, the average in the turned basis if it is to be ``carried`` there, and the norm
+    of the last generator.
+    """
+    rotation, orthogonal = turning.rotation, turning.map or cayley
+    if isinstance(rotation, str):
+        rotation = ROTATIONS[rotation]
+    if isinstance(orthogonal, str):
+        orthogonal = ORTHOGONAL[orthogonal]
+    turn = speed = None
+    for left in reversed(range(turning.sweeps)):
+        generator = rotation(eigs, average)
+        speed = torch.linalg.matrix_norm(generator)
+        q = orthogonal(generator if turning.dtype is None else generator.to(turning.dtype))
+        del generator  # as large as a basis
+        turn = q if turn is None else matmul(turn, q)
+        if left or carried:
+            average = symmetrize(matmul(matmul(q.mT, average), q))
+    return turn, average, speed
+
+
+def reorthonormalize(basis: Tensor) -> Tensor:
+    """Pull an almost orthogonal basis back with one Newton-Schulz step, ``1.5 B - 0.5 B B^T B``.
+
+    The defect ``||B^T B - I||`` is squared, up to the rounding of the basis' own number format.
+    """
+    b = basis.float() if basis.dtype in HALF else basis
+    return (b @ (b.mT @ b)).lerp_(b, 1.5).to(basis.dtype)
 
 
 def running_rate(beta: Tensor, time: Tensor, start: float) -> Tensor:
@@ -83,66 +375,8 @@ def running_rate(beta: Tensor, time: Tensor, start: float) -> Tensor:
     return (beta - 1) / (beta.pow(time if start == 1 else 1 + (time - 1) / start) - 1)
 
 
-def learn(
-    eigs: Tensor,
-    W: Tensor,
-    *,
-    rate: Rate,
-    basis_rate: Rate | None = None,
-    decay: float = 1.0,
-    damping: Rate = 0.0,
-    residual: Tensor | None = None,
-    rotation: Rotation = bounded,
-    orthogonal: Orthogonal = cayley,
-    positive: Positive = exp,
-    rayleigh: bool = False,
-    sweeps: int = 1,
-    dtype: torch.dtype | None = None,
-) -> Learned:
-    """Take one step in eigen-coordinates; what is not explained here is an argument of ``update``,
-    too.
-
-    Args: eigs: ``d``, shape ``(*batch, n)``. W: curvature in the eigenbasis, shape ``(*batch, n,
-        n)``; or ``(*batch, n)``, its diagonal, to turn no basis. rate: the paper's beta-2.
-        basis_rate: rate of the average that the basis turns towards; ``rate`` if left out. decay:
-        the paper's gamma. damping: the paper's ``Lambda / (alpha k)``, added to the eigenvalues of
-        ``W``. residual: ``M``, if the factor keeps one; then the new one is returned. rotation:
-        which generator turns the basis. orthogonal: map from generators to orthogonal matrices.
-        positive: map that moves ``d`` towards where the linear update would put it. rayleigh:
-        whether to read the eigenvalues off in the turned basis. sweeps: how many times to turn.
-        dtype: number format in which ``Q`` is computed, such as a bfloat16 basis's own; by default
-        that of ``W``.
-    """
-    if W.ndim == eigs.ndim:
-        return Learned(positive(eigs, blend(eigs, W + damping, rate, decay)), residual=residual)
-    target = blend(eigs, diagonal(W) + damping, rate, decay)
-    basis_rate = rate if basis_rate is None else basis_rate
-    # One for each matrix
-    pull = basis_rate[..., None] if isinstance(basis_rate, Tensor) else basis_rate
-    # Exactly symmetric, or where eigenvalues are equal the rounding of W would make generators that
-    # are not skew.
-    turned = average = W.add(W.mT).mul_(0.5 * pull)
-    if residual is None:  # the past is diagonal, as damping is
-        diagonal(average).add_(blend(eigs, damping, basis_rate, decay))
-    else:
-        average.add_((1 - decay * pull) * residual)
-        diagonal(average).add_(basis_rate * damping)
-    turn = None
-    for left in reversed(range(sweeps)):
-        generator = rotation(eigs, turned)
-        speed = torch.linalg.matrix_norm(generator)
-        q = orthogonal(generator if dtype is None else generator.to(dtype))
-        del generator  # as large as a basis
-        turn = q if turn is None else matmul(turn, q)
-        if left or rayleigh or residual is not None:
-            turned = symmetrize(matmul(matmul(q.mT, turned), q))
-    if rayleigh:
-        target = target + diagonal(turned) - diagonal(average)
-    return Learned(positive(eigs, target), turn, None if residual is None else turned, speed)
-
-
 def normalize(factors: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Scale vectors of eigenvalues to the product one."""
+    """Scale vectors of eigenvalues to product one; also return the means of their logarithms."""
     centered, means = [], []
     for eigs in factors:
         logs = eigs.log()
@@ -151,85 +385,47 @@ def normalize(factors: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
     return centered, torch.stack(means)[..., 0]
 
 
-def update(
-    S: Structure,
-    curvature: Curvature,
-    *,
-    lr: float,
-    basis_lr: float | None = None,
-    decay: float = 1.0,
-    damping: float | Tensor = 0.0,
-    rotation: str | Rotation = "bounded",
-    orthogonal: str | Orthogonal = "cayley",
-    positive: str | Positive = "exp",
-    rayleigh: bool = False,
-    sweeps: int = 1,
-    reorthonormalized: bool = True,
-) -> Structure:
-    """Return ``S`` after one step of ``S <- (1 - lr decay) S + lr H``, to first order in ``lr``, in
-    spectral form.
+# ---- arithmetic that a step needs ----
 
-    Args: S: the matrix that learns: ``Full``, ``Diagonal`` or ``Kronecker``. curvature: what it
-        learns from, ``H``. lr: the paper's beta-2, step size of the eigenvalues, and of the basis
-        unless ``basis_lr`` is given. basis_lr: step size of the basis (the paper's beta-bar-2 is of
-        this kind, too); with 0 it stays as it is. decay: the paper's gamma between 0 (sum up
-        curvature) and 1 (running average). damping: the paper's lambda: ``H`` counts as ``H +
-        damping I`` (Kronecker factors get the paper's Lambda). A number, or one for each matrix of
-        a batch, shape ``(*batch,)``. rotation: "bounded", "pairwise", "normalized", "moore_penrose"
-        or a function (``eigenstep.core.generators``). orthogonal: map from generators to orthogonal
-        matrices: "cayley", "truncated_cayley", "quadratic" or a function. positive: map that moves
-        the eigenvalues: "exp" for any curvature or "truncated_exp", cheaper and closer to the
-        linear update, for curvature without negative eigenvalues; or a function. rayleigh: read the
-        new eigenvalues off in the new basis (Rayleigh quotients) instead of the old one, as the
-        paper does. Better when curvature is exact; with noisy curvature it fits the noise. sweeps:
-        how many times the basis turns towards the same average, which pays while it is far from
-        eigenvectors. reorthonormalized: mend the basis by a Newton-Schulz step: orthogonal in any
-        precision. The paper does not.
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the format in which sums over ``dtype`` numbers are kept: float32 for half formats."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply matrices in their common format, accumulating half precision in float32.
+
+    Accelerators do so by themselves; many CPUs are a hundred times slower in half precision than in
+    float32, or crash.
     """
-    basis_lr = lr if basis_lr is None else basis_lr
-    rotation, orthogonal = (
-        choose(rotation, ROTATIONS, "rotation"),
-        choose(orthogonal, ORTHOGONAL, "orthogonal"),
-    )
-    positive = choose(positive, POSITIVE, "positive")
-    projected = project(S, curvature)
-    check_rates(lr, basis_lr, decay)
-    if positive is truncated_exp:
-        check_linear(bool(curvature.semidefinite), lr, basis_lr, decay, rayleigh)
-    check_size(sweeps, "sweeps")
-    check_damping(damping, scale_of(S))
-    how: Any = {
-        "rate": lr,
-        "basis_rate": basis_lr,
-        "decay": decay,
-        "rayleigh": rayleigh,
-        "sweeps": sweeps,
-    }
-    how |= {"rotation": rotation, "orthogonal": orthogonal, "positive": positive}
-    one_step: Callable[..., Learned] = partial(learn, **how)
-    factors: list[Full | Diagonal] = []
-    for factor, W, identity in zip(factors_of(S), projected, project_identity(S), strict=True):
-        level = saturate(damping * identity)[..., None]
-        if not isinstance(factor, Full):
-            factors.append(replace(factor, eigs=one_step(factor.eigs, W, damping=level).eigs))
-            continue
-        W = W if basis_lr > 0 else diagonal(W)
-        eigs, turn, residual, _ = one_step(factor.eigs, W, damping=level, residual=factor.residual)
-        basis = factor.basis
-        if turn is not None:
-            wide = accumulation_dtype(basis.dtype)
-            basis = basis.to(wide) @ turn.to(wide)
-            basis = (reorthonormalize(basis) if reorthonormalized else basis).to(factor.basis.dtype)
-        factors.append(Full(basis, eigs, residual))
-    return cast(
-        Structure, _with_unit_determinants(S, factors) if isinstance(S, Kronecker) else factors[0]
-    )
+    if a.dtype != b.dtype:
+        dtype = torch.promote_types(a.dtype, b.dtype)
+        a, b = a.to(dtype), b.to(dtype)
+    if a.dtype in HALF and a.device.type == "cpu":
+        return (a.float() @ b.float()).to(a.dtype)
+    return a @ b
 
 
-def _with_unit_determinants(S: Kronecker, factors: list[Full | Diagonal]) -> Kronecker:
-    """Scale the factors back to determinant one; the mean of their logarithms goes to the scale."""
-    scale = (
-        S.scale.log() + torch.stack([factor.eigs.log().mean(-1) for factor in factors]).mean(0)
-    ).exp()
-    scale = scale.clamp(torch.finfo(scale.dtype).tiny, largest(scale.dtype))
-    return Kronecker(scale, tuple(factor.with_unit_determinant() for factor in factors))
+def symmetrize(matrix: Tensor) -> Tensor:
+    """Return ``(M + M^T) / 2``, which rounding leaves exactly symmetric."""
+    return (matrix + matrix.mT).mul_(0.5)
+
+
+def centered_exp(logs: Tensor, mean: Tensor | None = None) -> Tensor:
+    """Return ``exp(logs - mean(logs))``, positive vectors with product one.
+
+    Vectors that spread beyond the square root of the number format's range are shortened to it,
+    which keeps their product at one and leaves room for products and inverses of eigenvalues. The
+    mean, if known, has a last axis of one.
+    """
+    centered = logs - (logs.mean(-1, keepdim=True) if mean is None else mean)
+    bound = 0.5 * math.log(torch.finfo(logs.dtype).max)
+    spread = centered.abs().amax(-1, keepdim=True).clamp_min(bound)
+    return (centered * spread.reciprocal().mul(bound)).exp()
+
+
+def _plus_identity(matrix: Tensor) -> Tensor:
+    result = matrix.clone()
+    diagonal(result).add_(1)
+    return result

@@ -21,8 +21,8 @@ from torch import Tensor
 from ..core.checks import check_function, choose, describe
 from ..core.curvature import Curvature, Dense, OuterProducts
 from ..core.matrices import SPD, Diagonal, Full
-from ..core.numerics import symmetrize
 from ..core.sources import gradient_outer_product, reinforce, reparametrization
+from ..core.step import symmetrize
 from .gaussian import ONLY, Blocks, Gaussian, event, unwrap
 from .models import Target, each_of
 

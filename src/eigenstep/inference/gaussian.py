@@ -22,10 +22,9 @@ from torch.linalg import diagonal
 
 from ..core.checks import check_beside, check_finite, check_positive, check_size, check_wide
 from ..core.curvature import Curvature, factors_of, project, project_identity
-from ..core.kronecker import Kronecker
-from ..core.matrices import KINDS, SPD, Full
-from ..core.numerics import symmetrize
-from ..core.step import update
+from ..core.matrices import KINDS, SPD, Full, Kronecker
+from ..core.step import Turning, symmetrize
+from ..core.update import update
 
 Parameters = Tensor | dict[str, Tensor]  # What a model depends on: one tensor, or named ones
 Blocks = dict[str, Tensor]
@@ -255,8 +254,15 @@ def average(
         return update(S, curvature, lr=lr, decay=decay, damping=damping)
     start = _map_full(S, Full.with_residual)
     for sweeps in SWEEPS:
-        how: Any = {"rayleigh": True, "sweeps": sweeps, "positive": _move_exactly}
-        new = update(start, curvature, lr=lr, decay=decay, damping=damping, **how)
+        new = update(
+            start,
+            curvature,
+            lr=lr,
+            decay=decay,
+            damping=damping,
+            positive=_move_exactly,
+            turning=Turning(sweeps=sweeps, rayleigh=True),
+        )
         if all(_is_diagonal(factor) for factor in factors_of(new) if isinstance(factor, Full)):
             break
     return _map_full(new, lambda factor: replace(factor, residual=None))

@@ -21,9 +21,8 @@ from torch.linalg import diagonal
 
 from ..core.checks import check_finite, check_positive, choose
 from ..core.curvature import factors_of
-from ..core.kronecker import Kronecker
-from ..core.matrices import SPD, Diagonal, Full, Identity
-from ..core.numerics import symmetrize
+from ..core.matrices import SPD, Diagonal, Full, Identity, Kronecker
+from ..core.step import symmetrize
 from .retractions import (
     RETRACTIONS,
     Retraction,

@@ -8,17 +8,19 @@ point, without turning, are ``U^T X U`` there.
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.generators import Rotation, bounded, moore_penrose
-from ..core.maps import reorthonormalize
 from ..core.matrices import Full
-from ..core.numerics import largest, symmetrize
-from ..core.step import learn
+from ..core.numerics import largest
+from ..core.step import (
+    Turning,
+    learn,
+    reorthonormalize,
+    symmetrize,
+)
 
 Retraction = Callable[[Full, Tensor], tuple[Full, Tensor]]  # retraction(S, X) -> (new S, U)
 
@@ -61,8 +63,10 @@ def decompose(frame: Tensor) -> tuple[Full, Tensor]:
     return Full(basis, check_range(roots.square())), orientation.mT
 
 
-# Turns equal eigenvalues, too, and suits exact gradients best
-JACOBI: Rotation = partial(bounded, pairwise=True)
+JACOBI = Turning("pairwise", rayleigh=True)
+"""Turns equal eigenvalues, too, and suits exact gradients best."""
+LITERAL = Turning("moore_penrose")
+"""The paper's turning."""
 LONGEST = 100  # Into how many parts a step is cut at most
 
 
@@ -80,7 +84,7 @@ def spectral(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
     parts = min(max(1, math.ceil(longest)), LONGEST) if math.isfinite(longest) else 1
     new, part = S, tangent / parts
     for _ in range(parts):
-        new, transport = _learn(new, part, JACOBI, rayleigh=True)
+        new, transport = _learn(new, part, JACOBI)
         part = transport.mT @ part @ transport
     return new, transport if parts == 1 else _transport_between(S, new)
 
@@ -91,14 +95,14 @@ def paper(S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
 
     Nearly equal eigenvalues do not turn (Moore-Penrose inverse).
     """
-    return _learn(S, tangent, moore_penrose, rayleigh=False)
+    return _learn(S, tangent, LITERAL)
 
 
-def _learn(S: Full, tangent: Tensor, rotation: Rotation, rayleigh: bool) -> tuple[Full, Tensor]:
+def _learn(S: Full, tangent: Tensor, turning: Turning) -> tuple[Full, Tensor]:
     """Let the one step of the core learn the change ``W = D^1/2 X D^1/2``, with gamma = 0."""
     roots = S.eigs.sqrt()
     change = symmetrize(roots[..., :, None] * tangent * roots[..., None, :])
-    learned = learn(S.eigs, change, rate=1.0, decay=0.0, rotation=rotation, rayleigh=rayleigh)
+    learned = learn(S.eigs, change, rate=1.0, decay=0.0, turning=turning)
     assert learned.turn is not None
     new = Full(reorthonormalize(S.basis @ learned.turn), check_range(learned.eigs))
     return new, _transport_between(S, new)

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.linalg import diagonal
 
 from ..core.curvature import factors_of, scale_of
-from ..core.kronecker import Kronecker
-from ..core.matrices import SPD, Full
-from ..core.numerics import contract, symmetrize
+from ..core.matrices import SPD, Full, Kronecker
+from ..core.numerics import contract
+from ..core.step import symmetrize
 
 
 class TangentView(SPD):

@@ -26,10 +26,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.generators import ROTATIONS
-from ..core.maps import cayley, exp, quadratic, reorthonormalize, truncated_cayley, truncated_exp
-from ..core.numerics import HALF, accumulation_dtype, largest, matmul
-from ..core.step import learn, normalize, running_rate
+from ..core.numerics import HALF, largest
+from ..core.step import (
+    ROTATIONS,
+    TURNING,
+    Turning,
+    accumulation_dtype,
+    cayley,
+    exp,
+    learn,
+    matmul,
+    normalize,
+    quadratic,
+    reorthonormalize,
+    running_rate,
+    truncated_cayley,
+    truncated_exp,
+)
 from .state import Rates, Rule, State, products_of_eigs
 
 Turns = Mapping[int, Tensor]
@@ -224,7 +237,7 @@ def _learn(
         inverses.append(state[f"eigs_{axis}"].reciprocal())
     level = _damping(past, state, rule, rates, axes)
     common = level[:, None, None]
-    turning = _turning(rule, rates, state, bases) if bases else {}
+    turning = _turning(rule, rates, state, bases) if bases else TURNING
     square = None if len(bases) == len(axes) else _squares(samples.clone() if bases else samples)
     learned, turns = [], {}
     for axis in axes:
@@ -245,7 +258,7 @@ def _learn(
             damping=damping,
             residual=None if residual is None else residual.mul_(unit[..., None]),
             positive=exp if rule.maps == "exact" else truncated_exp,
-            **turning,
+            turning=turning,
         )
         learned.append(found.eigs.flatten(1))
         if found.turn is not None and found.speed is not None:
@@ -284,8 +297,8 @@ def _normalize(learned: list[Tensor], state: State) -> Tensor:
     return change
 
 
-def _turning(rule: Rule, rates: Rates, state: State, bases: Turns) -> dict[str, Any]:
-    """Return how bases turn, as arguments of ``eigenstep.core.step.learn``."""
+def _turning(rule: Rule, rates: Rates, state: State, bases: Turns) -> Turning:
+    """Return how bases turn."""
     state["turns"] += 1
     basis_beta, cap = 1 - rates.basis, CAP
     rotation: Any = ROTATIONS[rule.rotation] if isinstance(rule.rotation, str) else rule.rotation
@@ -300,13 +313,12 @@ def _turning(rule: Rule, rates: Rates, state: State, bases: Turns) -> dict[str, 
         "truncated": partial(truncated_cayley, cap=cap),
         "quadratic": partial(quadratic, cap=cap),
     }
-    orthogonal = maps[rule.maps] if isinstance(rule.maps, str) else rule.maps
-    return {
-        "basis_rate": running_rate(basis_beta, state["turns"], rule.start)[:, None, None],
-        "rotation": rotation,
-        "orthogonal": orthogonal,
-        "dtype": next(iter(bases.values())).dtype,
-    }
+    return Turning(
+        rotation,
+        maps[rule.maps] if isinstance(rule.maps, str) else rule.maps,
+        running_rate(basis_beta, state["turns"], rule.start)[:, None, None],
+        dtype=next(iter(bases.values())).dtype,
+    )
 
 
 def _project(samples: Tensor, axis: int, inverses: list[Tensor]) -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..core.curvature import Dense
 from ..core.matrices import Full
-from ..core.step import update
+from ..core.step import Turning
+from ..core.update import update
 from .kernel import rotate
 from .stacks import own_state
 from .state import State
@@ -104,7 +105,8 @@ def _sorted(x: Tensor, order: Tensor, axis: int, rank: int) -> Tensor:
 def _eigenvectors(gram: Tensor) -> Tensor:
     """Return the eigenvectors of matrices, those of the largest eigenvalues first."""
     eigs = gram.new_ones(gram.shape[:-1])
-    basis = update(Full(torch.diag_embed(eigs), eigs), Dense(gram), lr=1.0, sweeps=TURNS).basis
+    start = Full(torch.diag_embed(eigs), eigs)
+    basis = update(start, Dense(gram), lr=1.0, turning=Turning(sweeps=TURNS)).basis
     order = (gram @ basis * basis).sum(-2).argsort(dim=-1, descending=True)
     return torch.take_along_dim(basis, order[..., None, :], -1)
 

@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 from torch.linalg import diagonal
 
-from ..core.maps import exp
-from ..core.step import learn, running_rate
+from ..core.step import TURNING, exp, learn, running_rate
 from . import kernel
 from .state import Rates, Rule, State, products_of_eigs
 
@@ -146,7 +145,7 @@ def _learn(
     rotations.
     """
     rate = running_rate(rates.beta2, state["step"], rule.start)[:, None, None]
-    turning = kernel._turning(rule, rates, state, bases) if bases else {}
+    turning = kernel._turning(rule, rates, state, bases) if bases else TURNING
     learned, turns = [], {}
     for axis in range(z.ndim - 3):
         eigs, full = state[f"eigs_{axis}"], axis in bases
@@ -156,7 +155,7 @@ def _learn(
         side = eigs.sqrt()
         units = cap[..., None] * side[..., :, None] * side[..., None, :] if full else cap * eigs
         curvature = units * relative + (torch.diag_embed(eigs) if full else eigs)
-        result = learn(eigs, curvature, rate=rate, positive=exp, **(turning if full else {}))
+        result = learn(eigs, curvature, rate=rate, positive=exp, turning=turning)
         learned.append(result.eigs.flatten(1))
         if result.turn is not None and result.speed is not None:
             turns[axis] = result.turn

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..core.curvature import OuterProducts
-from ..core.generators import Rotation
-from ..core.maps import Orthogonal
+from ..core.step import Orthogonal, Rotation
 from . import checkpoint, kernel, options, storage
 from .diagonal import Counts, Diagonals
 from .distributed.collectives import local_gradient

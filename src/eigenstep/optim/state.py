@@ -10,9 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.generators import Rotation
-from ..core.maps import Orthogonal
-from ..core.numerics import accumulation_dtype
+from ..core.step import Orthogonal, Rotation, accumulation_dtype
 
 State = dict[str, Tensor]
 """The tensors of one stack, by name; ``new_state`` tells which."""

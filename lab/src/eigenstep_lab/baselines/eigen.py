@@ -22,10 +22,8 @@ from torch import Tensor
 
 from eigenstep.core.checks import check_number
 from eigenstep.core.curvature import Curvature, factors_of, project, project_identity
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.maps import reorthonormalize
-from eigenstep.core.matrices import Diagonal, Full
-from eigenstep.core.numerics import matmul, symmetrize
+from eigenstep.core.matrices import Diagonal, Full, Kronecker
+from eigenstep.core.step import matmul, reorthonormalize, symmetrize
 
 Matrix = TypeVar("Matrix", Full, Diagonal, Kronecker)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.linalg import diagonal
 
 from eigenstep.core.checks import check_number, check_symmetric
-from eigenstep.core.numerics import symmetrize
+from eigenstep.core.step import symmetrize
 
 
 def retraction_step(S: Tensor, gradient: Tensor, lr: float) -> Tensor:

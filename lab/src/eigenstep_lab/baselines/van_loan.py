@@ -16,9 +16,8 @@ from torch.linalg import diagonal
 
 from eigenstep.core.checks import check_dense, check_number, check_sizes
 from eigenstep.core.curvature import OuterProducts
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.matrices import KINDS
-from eigenstep.core.numerics import symmetrize
+from eigenstep.core.matrices import KINDS, Kronecker
+from eigenstep.core.step import symmetrize
 
 MAX_SWEEPS = 1000
 

@@ -23,8 +23,7 @@ from torch import Generator, Tensor, nn
 
 from eigenstep import Spectral
 from eigenstep.core.curvature import OuterProducts
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.matrices import Full
+from eigenstep.core.matrices import Full, Kronecker
 from eigenstep.optim.kernel import rotate
 from eigenstep.optim.options import plan_of
 

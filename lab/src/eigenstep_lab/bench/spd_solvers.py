@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eigenstep.core.numerics import symmetrize
+from eigenstep.core.step import symmetrize
 from eigenstep.manifold import minimize_spd
 
 from ..baselines import rgd

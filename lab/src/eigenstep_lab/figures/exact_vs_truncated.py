@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Generator, Tensor
 
-from eigenstep.core.maps import Orthogonal, cayley, truncated_cayley
+from eigenstep.core.step import Orthogonal, cayley, truncated_cayley
 
 from ..registry import build
 from ..results import Result, Table, Verdict

@@ -19,16 +19,14 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from eigenstep.core.curvature import OuterProducts
-from eigenstep.core.generators import moore_penrose
-from eigenstep.core.maps import truncated_cayley, truncated_exp
 from eigenstep.core.matrices import Full
-from eigenstep.core.step import update
+from eigenstep.core.step import Turning, moore_penrose, truncated_exp
+from eigenstep.core.update import update
 
 from ..baselines import cholesky
 from ..baselines.cholesky import Cholesky
@@ -57,19 +55,17 @@ def schemes(start: Tensor, lr: float, gap: float) -> dict[str, Scheme]:
     spectral, inverse_free = Full.from_dense(start), Cholesky.from_dense(start)
     ours = partial(update, lr=lr, positive=truncated_exp)
 
-    def paper(gap: float, **maps: Any) -> Scheme:
-        rotation = partial(moore_penrose, gap=gap)
-        return Scheme(
-            spectral, partial(update, lr=lr, rotation=rotation, reorthonormalized=False, **maps)
-        )
+    def paper(gap: float, map: str = "cayley", positive: str = "exp") -> Scheme:
+        turning = Turning(partial(moore_penrose, gap=gap), map, mend=False)
+        return Scheme(spectral, partial(update, lr=lr, positive=positive, turning=turning))
 
-    truncated = {"orthogonal": truncated_cayley, "positive": truncated_exp}
+    truncated = {"map": "truncated_cayley", "positive": "truncated_exp"}
     return {
         "paper, exact maps": paper(gap),
         "paper, truncated maps": paper(gap, **truncated),
         f"paper, exact maps, gap {NARROW:g}": paper(NARROW),
         f"paper, truncated maps, gap {NARROW:g}": paper(NARROW, **truncated),
-        "ours": Scheme(spectral.with_residual(), partial(ours, rayleigh=True)),
+        "ours": Scheme(spectral.with_residual(), partial(ours, turning=Turning(rayleigh=True))),
         "Cholesky": Scheme(inverse_free, partial(cholesky.update, lr=lr)),
         "Cholesky, truncated": Scheme(
             inverse_free, partial(cholesky.update, lr=lr, truncated=True)

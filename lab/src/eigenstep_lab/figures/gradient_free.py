@@ -29,10 +29,10 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
-from eigenstep.core.generators import Rotation, bounded, moore_penrose
 from eigenstep.core.matrices import Full
 from eigenstep.core.sources import reinforce
-from eigenstep.core.step import update
+from eigenstep.core.step import Rotation, Turning, bounded, moore_penrose
+from eigenstep.core.update import update
 from eigenstep.search.sampling import default_population
 
 from ..baselines.nes import NES, CholeskyNES, ExponentialNES, PlainNES, Population, Rate
@@ -118,8 +118,7 @@ class SpectralNES:
             curvature,
             lr=1.0,
             decay=0.0,
-            rotation=self.rotation,
-            reorthonormalized=self.mended,
+            turning=Turning(rotation=self.rotation, mend=self.mended),
         )
         assert isinstance(precision, Full)
         return replace(self, mean=mean, precision=precision)

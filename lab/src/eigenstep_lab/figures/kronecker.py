@@ -31,11 +31,9 @@ import torch
 from torch import Generator, Tensor
 
 from eigenstep.core.curvature import Dense
-from eigenstep.core.generators import moore_penrose
-from eigenstep.core.kronecker import Kronecker
-from eigenstep.core.maps import truncated_cayley, truncated_exp
-from eigenstep.core.matrices import Full
-from eigenstep.core.step import update
+from eigenstep.core.matrices import Full, Kronecker
+from eigenstep.core.step import Turning, moore_penrose, truncated_exp
+from eigenstep.core.update import update
 
 from ..baselines import cholesky, eigen, van_loan
 from ..baselines.cholesky import Cholesky
@@ -65,16 +63,16 @@ def schemes(factors: list[Tensor], lr: float, gap: float) -> dict[str, Scheme]:
     ones = torch.ones(len(factors[0]), dtype=factors[0].dtype, device=factors[0].device)
     spectral = Kronecker(ones, tuple(Full.from_dense(factor) for factor in factors)).normalized()
     inverse_free = Cholesky.from_dense(*factors)
-    paper = partial(
-        update, lr=lr, rotation=partial(moore_penrose, gap=gap), reorthonormalized=False
-    )
+    paper = Turning(partial(moore_penrose, gap=gap), mend=False)
+    truncated = replace(paper, map="truncated_cayley")
     return {
-        "paper, exact maps": Scheme(spectral, paper),
+        "paper, exact maps": Scheme(spectral, partial(update, lr=lr, turning=paper)),
         "paper, truncated maps": Scheme(
-            spectral, partial(paper, orthogonal=truncated_cayley, positive=truncated_exp)
+            spectral, partial(update, lr=lr, positive=truncated_exp, turning=truncated)
         ),
         "ours": Scheme(
-            spectral.with_residual(), partial(update, lr=lr, positive=truncated_exp, rayleigh=True)
+            spectral.with_residual(),
+            partial(update, lr=lr, positive=truncated_exp, turning=Turning(rayleigh=True)),
         ),
         "projection": Scheme(spectral, partial(van_loan.update, lr=lr)),
         "Cholesky": Scheme(inverse_free, partial(cholesky.update, lr=lr)),

@@ -26,11 +26,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from eigenstep.core.generators import bounded, moore_penrose
 from eigenstep.core.matrices import SPD, Full
-from eigenstep.core.numerics import symmetrize
 from eigenstep.core.sources import spd_gradient
-from eigenstep.core.step import update
+from eigenstep.core.step import Turning, symmetrize
+from eigenstep.core.update import update
 
 from ..baselines import rgd
 from ..console import track
@@ -125,11 +124,11 @@ def schemes(start: Tensor) -> dict[str, Scheme]:
     """Return all schemes at the same matrices, shape seeds × n × n."""
     spectral = Full.from_dense(start)
 
-    def descend(S: Full, gradient: Tensor, lr: float, **options: Any) -> SPD:
-        return update(S, spd_gradient(S, gradient), lr=lr, decay=0.0, **options)
+    def descend(S: Full, gradient: Tensor, lr: float, turning: Turning) -> SPD:
+        return update(S, spd_gradient(S, gradient), lr=lr, decay=0.0, turning=turning)
 
-    paper = partial(descend, rotation=moore_penrose, reorthonormalized=False)
-    ours = partial(descend, rotation=partial(bounded, pairwise=True))
+    paper = partial(descend, turning=Turning("moore_penrose", mend=False))
+    ours = partial(descend, turning=Turning("pairwise"))
     return {
         "paper": Scheme(spectral, paper, Full.dense),
         "ours": Scheme(spectral, ours, Full.dense),

@@ -20,7 +20,7 @@ import torch
 from torch import Generator, Tensor
 from torch.linalg import diagonal
 
-from eigenstep.core.numerics import symmetrize
+from eigenstep.core.step import symmetrize
 
 Array = Any
 """A torch tensor or a numpy array."""
