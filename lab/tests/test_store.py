@@ -52,4 +52,4 @@ def test_the_fingerprint_covers_all_that_a_step_runs_through() -> None:
         sys.setprofile(before)
     found = {str(Path(name).relative_to(root)) for name in seen if name.startswith(str(root))}
     # Checks, and whether state is packed
-    assert found - {"core/arguments.py", "core/checks.py", "optim/storage.py"} <= set(SOURCES)
+    assert found - {"core/checks.py", "optim/storage.py"} <= set(SOURCES)

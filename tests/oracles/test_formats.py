@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eigenstep import Dense, Full, Kronecker, OuterProducts, Spectral, project, update
 from eigenstep.core import step as core
-from eigenstep.core.numerics import contract
+from eigenstep.core.matrices import contract
 from eigenstep.core.step import accumulation_dtype, matmul
 from eigenstep.optim.kernel import _grafted_step, _precondition, step
 from eigenstep.optim.state import Rates, Rule, new_state

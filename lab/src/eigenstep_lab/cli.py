@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eigenstep import __version__
-from eigenstep.core.result import MissingPackage
+from eigenstep.core.progress import MissingPackage
 
 from . import cpu
 from .console import UserError, check_place, explain

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from eigenstep.core.result import require
+from eigenstep.core.progress import require
 
 T = TypeVar("T")
 

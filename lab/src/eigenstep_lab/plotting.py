@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from eigenstep.core.result import require
+from eigenstep.core.progress import require
 
 
 def figure(

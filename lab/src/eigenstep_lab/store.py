@@ -18,7 +18,7 @@ from typing import Any
 import eigenstep
 
 SOURCES = (
-    *(f"core/{name}.py" for name in ("numerics", "step")),
+    "core/step.py",
     *(f"optim/{name}.py" for name in ("diagonal", "for_model", "kernel", "layout", "options")),
     *(f"optim/{name}.py" for name in ("recipes", "spectral", "stacks", "state", "storage")),
 )

@@ -1,69 +1,73 @@
-"""Checks of what users pass in: each raises a sentence that names the argument, what came and what
-is expected.
+"""Checks of arguments: each raises a sentence that names the argument, what came and what is
+expected.
+
+torch is imported only where tensors are checked, because the NumPy side does without it.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .arguments import check_function as check_function
-from .arguments import check_number as check_number
-from .arguments import check_size as check_size
-from .arguments import choose as choose
-from .arguments import describe as describe
-from .numerics import HALF
+if TYPE_CHECKING:
+    import torch
 
-
-def check_linear(
-    semidefinite: bool, lr: float, basis_rate: float, decay: float, rayleigh: bool
-) -> None:
-    """Raise if eigenvalues that follow the linear update could turn negative."""
-    if not semidefinite:
-        raise ValueError(
-            "positive=truncated_exp needs curvature without negative eigenvalues, or the "
-            "eigenvalues of S could turn "
-            "negative; use positive=exp, or pass semidefinite=True to Dense if the matrix is known "
-            "to have none"
-        )
-    if lr * decay > 1:
-        raise ValueError(
-            f"positive=truncated_exp needs lr * decay <= 1, got lr={lr} and decay={decay}"
-        )
-    if rayleigh and basis_rate not in (0, lr):
-        raise ValueError(
-            "positive=truncated_exp with rayleigh=True needs turning.rate equal to lr or 0, or the "
-            f"eigenvalues of S could turn negative; got rate={basis_rate} and lr={lr}"
-        )
+Choice = TypeVar("Choice", bound=Callable[..., Any])
 
 
-def check_damping(damping: float | Tensor, scale: Tensor) -> None:
-    """Raise unless damping is a number or a tensor of one number for each matrix, none of them
-    negative.
-    """
-    if not isinstance(damping, Tensor):
-        return check_number(damping, "damping", 0.0)
-    check_finite(damping, "damping")
-    check_beside(damping, "damping", scale, "S")
-    if damping.shape != scale.shape:
-        raise ValueError(
-            f"damping must be a number or have shape {tuple(scale.shape)}, got "
-            f"{tuple(damping.shape)}"
-        )
-    if (damping < 0).any():
-        raise ValueError(f"damping must be at least 0.0, got {damping.min():.3g}")
+def describe(value: object) -> str:
+    """Say what an argument is: the number format of a tensor, or the name of another type."""
+    return str(getattr(value, "dtype", type(value).__name__))
 
 
-def check_real(tensor: Tensor, name: str) -> None:
+def check_number(value: object, name: str, low: float, high: float = math.inf) -> None:
+    """Raise unless ``value`` is a real number with ``low <= value <= high``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {describe(value)}")
+    if not low <= value <= high or abs(value) == math.inf:
+        wanted = f"at least {low}" if math.isinf(high) else f"between {low} and {high}"
+        raise ValueError(f"{name} must be finite and {wanted}, got {value}")
+
+
+def check_size(value: object, name: str) -> None:
+    """Raise unless ``value`` is a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {describe(value)}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def check_function(value: object, name: str) -> None:
+    """Raise unless ``value`` can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, got {describe(value)}")
+
+
+def choose(value: str | Choice, table: Mapping[str, Choice], name: str) -> Choice:
+    """Return the function that a name in ``table`` stands for; functions stand for themselves."""
+    if not isinstance(value, str) and callable(value):
+        return value
+    if isinstance(value, str) and value in table:
+        return table[value]
+    wanted = f"{name} must be one of {', '.join(table)} or a function"
+    if isinstance(value, str):
+        raise ValueError(f"{wanted}, got {value!r}")
+    raise TypeError(f"{wanted}, got {describe(value)}")
+
+
+def check_real(tensor: torch.Tensor, name: str) -> None:
     """Raise unless ``tensor`` is a real floating-point tensor."""
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+    import torch
+
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
         raise TypeError(f"{name} must be a real floating-point tensor, got {describe(tensor)}")
 
 
-def check_wide(tensor: Tensor, name: str) -> None:
+def check_wide(tensor: torch.Tensor, name: str) -> None:
     """Raise unless ``tensor`` is a real tensor in full precision."""
     check_real(tensor, name)
-    if tensor.dtype in HALF:
+    if tensor.element_size() < 4:
         raise TypeError(
             f"{name} must be float32 or float64, got {tensor.dtype}; only bases may be half "
             "precision"
@@ -71,11 +75,13 @@ def check_wide(tensor: Tensor, name: str) -> None:
 
 
 def check_beside(
-    tensor: Tensor, name: str, other: Tensor, other_name: str, also: Sequence[torch.dtype] = ()
+    tensor: torch.Tensor,
+    name: str,
+    other: torch.Tensor,
+    other_name: str,
+    also: Sequence[torch.dtype] = (),
 ) -> None:
-    """Raise unless ``tensor`` is on the device of ``other`` and has its number format, or one of
-    ``also``.
-    """
+    """Raise unless ``tensor`` has the device and number format of ``other``, or of ``also``."""
     check_real(tensor, name)
     if tensor.dtype not in (other.dtype, *also):
         formats = " or ".join(map(str, (other.dtype, *also)))
@@ -83,7 +89,7 @@ def check_beside(
     check_device(tensor, name, other, other_name)
 
 
-def check_device(tensor: Tensor, name: str, other: Tensor, other_name: str) -> None:
+def check_device(tensor: torch.Tensor, name: str, other: torch.Tensor, other_name: str) -> None:
     """Raise unless two tensors are on the same device."""
     if tensor.device != other.device:
         raise ValueError(
@@ -91,7 +97,7 @@ def check_device(tensor: Tensor, name: str, other: Tensor, other_name: str) -> N
         )
 
 
-def check_nonempty(tensor: Tensor, name: str) -> None:
+def check_nonempty(tensor: torch.Tensor, name: str) -> None:
     """Raise unless ``tensor`` holds something along its first axis."""
     check_real(tensor, name)
     if tensor.ndim == 0 or len(tensor) == 0:
@@ -101,15 +107,17 @@ def check_nonempty(tensor: Tensor, name: str) -> None:
         )
 
 
-def check_finite(tensor: Tensor, name: str) -> None:
+def check_finite(tensor: torch.Tensor, name: str) -> None:
     """Raise unless ``tensor`` is a real floating-point tensor without NaN or infinite entries."""
     check_real(tensor, name)
-    if not tensor.is_meta and not torch.isfinite(tensor).all():
+    if not tensor.is_meta and not tensor.isfinite().all():
         raise ValueError(f"{name} must be finite, but it contains NaN or infinite entries")
 
 
-def check_symmetric(matrix: Tensor, name: str) -> None:
+def check_symmetric(matrix: torch.Tensor, name: str) -> None:
     """Raise unless ``matrix`` is a finite, symmetric, real matrix or a batch of them."""
+    import torch
+
     check_finite(matrix, name)
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.shape[-1] == 0:
         raise ValueError(
@@ -117,31 +125,32 @@ def check_symmetric(matrix: Tensor, name: str) -> None:
         )
     if not matrix.numel() or matrix.is_meta:
         return
-    gap, size = (matrix - matrix.mT).abs().amax(), matrix.abs().amax()
-    if gap > 1e3 * torch.finfo(matrix.dtype).eps * size:
+    gap = (matrix - matrix.mT).abs().amax()
+    if gap > 1e3 * torch.finfo(matrix.dtype).eps * matrix.abs().amax():
         raise ValueError(
             f"{name} must be symmetric, but entries differ from their mirror images by up to "
             f"{gap:.3g}"
         )
 
 
-def check_dense(matrix: Tensor) -> None:
+def check_dense(matrix: torch.Tensor) -> None:
     """Raise unless ``matrix`` can be factorized: symmetric, and in full precision."""
     check_symmetric(matrix, "matrix")
     check_wide(matrix, "matrix")
 
 
-def check_positive(eigs: Tensor, name: str) -> None:
-    """Raise unless all eigenvalues found of the matrix ``name`` are positive."""
+def check_positive(eigs: torch.Tensor, name: str) -> None:
+    """Raise unless all these eigenvalues of the matrix ``name`` are positive."""
     if not (eigs > 0).all():
         raise ValueError(
             f"{name} must be positive definite, but has an eigenvalue {eigs.min():.3g}"
         )
 
 
-def check_eigs(eigs: Tensor) -> None:
-    """Raise unless ``eigs`` can be eigenvalues; their sign is not looked at, to spare a device
-    synchronization.
+def check_eigs(eigs: torch.Tensor) -> None:
+    """Raise unless ``eigs`` can be eigenvalues.
+
+    Their sign is not looked at, to spare a device synchronization.
     """
     check_wide(eigs, "eigs")
     if eigs.ndim == 0 or eigs.shape[-1] == 0:
@@ -161,3 +170,39 @@ def check_sizes(sizes: Sequence[int], kinds: Sequence[str]) -> None:
     for kind in kinds:
         if kind not in ("full", "diagonal", "identity"):
             raise ValueError(f'kinds must be "full", "diagonal" or "identity", got {kind!r}')
+
+
+def check_damping(damping: float | torch.Tensor, scale: torch.Tensor) -> None:
+    """Raise unless damping is a number, or a tensor of one for each matrix, and not negative."""
+    if isinstance(damping, (int, float)) or not hasattr(damping, "shape"):
+        return check_number(damping, "damping", 0.0)
+    check_finite(damping, "damping")
+    check_beside(damping, "damping", scale, "S")
+    if damping.shape != scale.shape:
+        raise ValueError(
+            f"damping must be a number or have shape {tuple(scale.shape)}, got "
+            f"{tuple(damping.shape)}"
+        )
+    if (damping < 0).any():
+        raise ValueError(f"damping must be at least 0.0, got {damping.min():.3g}")
+
+
+def check_linear(
+    semidefinite: bool, lr: float, basis_rate: float, decay: float, rayleigh: bool
+) -> None:
+    """Raise if eigenvalues that follow the linear update could turn negative."""
+    if not semidefinite:
+        raise ValueError(
+            "positive=truncated_exp needs curvature without negative eigenvalues, or the "
+            "eigenvalues of S could turn negative; use positive=exp, or pass semidefinite=True to "
+            "Dense if the matrix is known to have none"
+        )
+    if lr * decay > 1:
+        raise ValueError(
+            f"positive=truncated_exp needs lr * decay <= 1, got lr={lr} and decay={decay}"
+        )
+    if rayleigh and basis_rate not in (0, lr):
+        raise ValueError(
+            "positive=truncated_exp with rayleigh=True needs turning.rate equal to lr or 0, or the "
+            f"eigenvalues of S could turn negative; got rate={basis_rate} and lr={lr}"
+        )

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.linalg import diagonal
 
 from .checks import check_device, check_finite, check_number, check_symmetric
-from .matrices import SPD, Diagonal, Factor, Full, Identity, Kronecker
-from .numerics import saturate
+from .matrices import SPD, Factor, Full, Identity, factors_of, scale_of
+from .step import saturate
 
 
 @dataclass(frozen=True)
@@ -108,22 +108,6 @@ def project_identity(S: SPD) -> tuple[Tensor, ...]:
     return tuple(
         math.prod(inverses[:at] + inverses[at + 1 :], start=one) for at in range(len(inverses))
     )
-
-
-def factors_of(S: SPD) -> tuple[Full | Diagonal, ...]:
-    """Return the factors of a Kronecker product, or a matrix without factors as its own only
-    factor.
-    """
-    if isinstance(S, Kronecker):
-        return S.factors
-    if isinstance(S, (Full, Diagonal)):
-        return (S,)
-    raise TypeError(f"S must be Full, Diagonal or Kronecker, got {type(S).__name__}")
-
-
-def scale_of(S: SPD) -> Tensor:
-    """Return ``alpha`` of a Kronecker product, or ones, shape ``(*batch,)``."""
-    return S.scale if isinstance(S, Kronecker) else torch.ones_like(S.spectrum[..., 0])
 
 
 def _inverse_others(S: SPD, at: int) -> Tensor:

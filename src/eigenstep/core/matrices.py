@@ -30,8 +30,7 @@ from .checks import (
     check_sizes,
     check_wide,
 )
-from .numerics import HALF, contract, saturate
-from .step import centered_exp
+from .step import HALF, centered_exp, saturate
 
 Self = TypeVar("Self", bound="SPD")
 DiagonalLike = TypeVar("DiagonalLike", bound="Diagonal")
@@ -418,3 +417,28 @@ def eigs_to(eigs: Tensor, target: torch.dtype | torch.device | str) -> Tensor:
     is made.
     """
     return eigs.to(torch.float32 if target in HALF else target)
+
+
+def factors_of(S: SPD) -> tuple[Full | Diagonal, ...]:
+    """Return the factors of a Kronecker product, or a matrix without factors as its own only
+    factor.
+    """
+    if isinstance(S, Kronecker):
+        return S.factors
+    if isinstance(S, (Full, Diagonal)):
+        return (S,)
+    raise TypeError(f"S must be Full, Diagonal or Kronecker, got {type(S).__name__}")
+
+
+def scale_of(S: SPD) -> Tensor:
+    """Return ``alpha`` of a Kronecker product, or ones, shape ``(*batch,)``."""
+    return S.scale if isinstance(S, Kronecker) else torch.ones_like(S.spectrum[..., 0])
+
+
+def contract(x: Tensor, matrix: Tensor, axis: int, event_ndim: int) -> Tensor:
+    """Contract axis ``axis`` (negative) of ``x`` with the first axis of ``matrix``."""
+    spread = matrix.reshape(*matrix.shape[:-2], *[1] * (event_ndim - 1), *matrix.shape[-2:])
+    dtype = torch.promote_types(x.dtype, matrix.dtype)
+    compute = torch.float32 if dtype in HALF and x.device.type == "cpu" else dtype
+    moved = x.movedim(axis, -1).to(compute)
+    return torch.einsum("...i,...ij->...j", moved, spread.to(compute)).to(dtype).movedim(-1, axis)

@@ -29,8 +29,9 @@ from torch import Tensor
 from torch.linalg import diagonal
 
 from .checks import check_number, check_size, choose
-from .numerics import HALF
 
+HALF = (torch.bfloat16, torch.float16)
+"""Formats in which only bases are stored; eigenvalues then stay in float32."""
 Rotation = Callable[[Tensor, Tensor], Tensor]
 """``rotation(d, A) -> N``: eigenvalues ``(*batch, n)``, average ``(*batch, n, n)``, generator
 ``(*batch, n, n)``.
@@ -405,6 +406,19 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype in HALF and a.device.type == "cpu":
         return (a.float() @ b.float()).to(a.dtype)
     return a @ b
+
+
+def largest(dtype: torch.dtype) -> float:
+    """Return the largest number of a format that leaves room for sums of many: ``max * eps``."""
+    limits = torch.finfo(dtype)
+    return limits.max * limits.eps
+
+
+def saturate(x: Tensor) -> Tensor:
+    """Cut numbers at ``largest``; what overflowed on the way becomes that, too, and undecidable
+    signs zero.
+    """
+    return x.nan_to_num(0.0).clamp(-largest(x.dtype), largest(x.dtype))
 
 
 def symmetrize(matrix: Tensor) -> Tensor:

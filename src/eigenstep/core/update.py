@@ -14,17 +14,18 @@ from torch import Tensor
 from torch.linalg import diagonal
 
 from .checks import check_damping, check_linear, check_number, choose, describe
-from .curvature import Curvature, factors_of, project, project_identity, scale_of
-from .matrices import SPD, Diagonal, Full, Kronecker
-from .numerics import largest, saturate
+from .curvature import Curvature, project, project_identity
+from .matrices import SPD, Diagonal, Full, Kronecker, factors_of, scale_of
 from .step import (
     POSITIVE,
     TURNING,
     Positive,
     Turning,
     accumulation_dtype,
+    largest,
     learn,
     reorthonormalize,
+    saturate,
     truncated_exp,
 )
 

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ..core.checks import check_function, check_number, check_size
 from ..core.matrices import SPD
-from ..core.result import RUNNING, Ending, Result, bar
+from ..core.progress import bar
+from ..core.result import RUNNING, Ending, Result
 from .estimates import Estimate, combine
 from .gaussian import (
     Gaussian,

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.linalg import diagonal
 
 from ..core.checks import check_beside, check_finite, check_positive, check_size, check_wide
-from ..core.curvature import Curvature, factors_of, project, project_identity
-from ..core.matrices import KINDS, SPD, Full, Kronecker
+from ..core.curvature import Curvature, project, project_identity
+from ..core.matrices import KINDS, SPD, Full, Kronecker, factors_of
 from ..core.step import Turning, symmetrize
 from ..core.update import update
 

@@ -17,7 +17,8 @@ from ..core.checks import (
     describe,
 )
 from ..core.matrices import SPD
-from ..core.result import RUNNING, Ending, Result, bar
+from ..core.progress import bar
+from ..core.result import RUNNING, Ending, Result
 from .directions import METHODS, Direction
 from .line_search import LineSearch, fixed_steps
 from .objective import Objective

@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.linalg import diagonal
 
 from ..core.checks import check_finite, check_positive, choose
-from ..core.curvature import factors_of
-from ..core.matrices import SPD, Diagonal, Full, Identity, Kronecker
+from ..core.matrices import SPD, Diagonal, Full, Identity, Kronecker, factors_of
 from ..core.step import symmetrize
 from .retractions import (
     RETRACTIONS,

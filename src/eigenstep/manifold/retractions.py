@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..core.matrices import Full
-from ..core.numerics import largest
 from ..core.step import (
     Turning,
+    largest,
     learn,
     reorthonormalize,
     symmetrize,

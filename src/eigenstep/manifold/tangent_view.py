@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 from torch.linalg import diagonal
 
-from ..core.curvature import factors_of, scale_of
-from ..core.matrices import SPD, Full, Kronecker
-from ..core.numerics import contract
+from ..core.matrices import SPD, Full, Kronecker, contract, factors_of, scale_of
 from ..core.step import symmetrize
 
 

@@ -26,14 +26,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.numerics import HALF, largest
 from ..core.step import (
+    HALF,
     ROTATIONS,
     TURNING,
     Turning,
     accumulation_dtype,
     cayley,
     exp,
+    largest,
     learn,
     matmul,
     normalize,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..core.arguments import choose
+from ..core.checks import choose
 from .categories import Mixed
 from .cautious import CautiousGaussian
 from .descent import Descent, LimitedDescent

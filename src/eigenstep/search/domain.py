@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.arguments import check_number, check_size
+from ..core.checks import check_number, check_size
 from ..core.numpy_twin import Array
 
 Point = Any  # A numpy array or a torch tensor, as the user's start is

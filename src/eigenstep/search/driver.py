@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.arguments import check_function, check_number
+from ..core.checks import check_function, check_number
 from ..core.numpy_twin import Array
-from ..core.result import Result, bar
+from ..core.progress import bar
+from ..core.result import Result
 from .domain import Point, copy_point, to_number, to_numpy
 from .runs import REASONS
 from .sampling import mean

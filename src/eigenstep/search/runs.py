@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..core.arguments import check_number, check_size, choose
+from ..core.checks import check_number, check_size, choose
 from ..core.numpy_twin import Array
 from ..core.result import Ending
 from .domain import check_population

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from eigenstep.core.checks import check_number, check_symmetric
 from eigenstep.core.curvature import OuterProducts
-from eigenstep.core.numerics import contract
+from eigenstep.core.matrices import contract
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from eigenstep.core.checks import check_number
-from eigenstep.core.curvature import Curvature, factors_of, project, project_identity
-from eigenstep.core.matrices import Diagonal, Full, Kronecker
+from eigenstep.core.curvature import Curvature, project, project_identity
+from eigenstep.core.matrices import Diagonal, Full, Kronecker, factors_of
 from eigenstep.core.step import matmul, reorthonormalize, symmetrize
 
 Matrix = TypeVar("Matrix", Full, Diagonal, Kronecker)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eigenstep.core.arguments import check_function, check_number
+from eigenstep.core.checks import check_function, check_number
 from eigenstep.core.numpy_twin import Array
 from eigenstep.search.domain import (
     Form,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from eigenstep.core.numpy_twin import Array
-from eigenstep.core.result import require
+from eigenstep.core.progress import require
 from eigenstep.search.search import Search
 
 optuna = require("optuna", "optuna")
