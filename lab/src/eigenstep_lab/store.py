@@ -6,53 +6,11 @@ a line, which readers pass over.
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-import eigenstep
-
-SOURCES = (
-    "core/step.py",
-    *(f"optim/{name}.py" for name in ("diagonal", "for_model", "kernel", "layout", "options")),
-    *(f"optim/{name}.py" for name in ("recipes", "spectral", "stacks", "state", "storage")),
-)
-"""What a step of our optimizers runs through, in one process, with plain gradients."""
-
-
-@lru_cache
-def code_version() -> str:
-    """Return a fingerprint of the sources that decide a step; comments and docstrings
-    do not count.
-    """
-    root = Path(eigenstep.__file__).parent
-    programs = [without_words((root / name).read_text(encoding="utf-8")) for name in SOURCES]
-    return hashlib.sha256("\0".join(programs).encode()).hexdigest()[:8]
-
-
-def without_words(source: str) -> str:
-    """Return what a program does, in a form that is the same whatever its comments, docstrings and
-    line breaks say.
-    """
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
-    return ast.dump(tree)
-
-
-def _is_text(line: ast.AST) -> bool:
-    return (
-        isinstance(line, ast.Expr)
-        and isinstance(line.value, ast.Constant)
-        and isinstance(line.value.value, str)
-    )
 
 
 def lines(path: Path) -> Iterator[tuple[int, Any]]:

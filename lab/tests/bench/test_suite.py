@@ -131,10 +131,14 @@ def test_runs_of_changed_code_are_made_anew(
     line: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = Study(tmp_path / "results.jsonl", seeds=1)
-    monkeypatch.setattr(search, "code_version", lambda name: "one" if name == "spectral" else "")
+    monkeypatch.setattr(
+        search, "code_version", lambda row: "one" if row.optimizer == "spectral" else ""
+    )
     suite.make(study, "line", Row("spectral"), False)
     before = len(line)
-    monkeypatch.setattr(search, "code_version", lambda name: "two" if name == "spectral" else "")
+    monkeypatch.setattr(
+        search, "code_version", lambda row: "two" if row.optimizer == "spectral" else ""
+    )
     suite.make(study, "line", Row("spectral"), False)
     assert len(line) == 2 * before
     old = Study(study.path, seeds=1, code="one")

@@ -28,9 +28,10 @@ from torch import nn
 
 from eigenstep import Spectral
 
+from ..behavior import behavior
 from ..console import UserError, track
 from ..results import Table, Verdict, verdict_table
-from ..store import Cells, code_version
+from ..store import Cells
 from .memory import MODES as FORMATS
 from .suite.catalog import TASKS
 from .suite.task import run_one
@@ -143,7 +144,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "rate": RATES[task],
             "seed": seed,
             "steps": steps,
-            "code": code_version(),
+            "code": behavior("spectral", "options"),
         }
         loss = cells.get(cell, partial(loss_of, task, mode, seed, steps))
         losses[task][mode].append(math.inf if loss is None else loss)

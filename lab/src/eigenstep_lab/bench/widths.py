@@ -23,9 +23,10 @@ import torch
 
 from eigenstep import Spectral
 
+from ..behavior import behavior
 from ..console import MOST_THREADS, between
 from ..results import Table, Verdict, verdict_table
-from ..store import Cells, code_version
+from ..store import Cells
 from .suite.catalog import TASKS
 from .suite.language import gpt_tokens
 from .suite.task import Task, run_one
@@ -160,7 +161,13 @@ def mean_loss(cells: Cells, steps: int, seeds: int, width: int, rate: float) -> 
     task = replace(TASKS["gpt_tokens"], build=partial(gpt_tokens, width=width))
     found = []
     for seed in range(seeds):
-        cell = {"width": width, "rate": rate, "steps": steps, "seed": seed, "code": code_version()}
+        cell = {
+            "width": width,
+            "rate": rate,
+            "steps": steps,
+            "seed": seed,
+            "code": behavior("spectral", "options"),
+        }
         found.append(cells.get(cell, partial(_loss, task, rate, steps, seed)))
     mean = math.inf if None in found else sum(found) / len(found)
     print(f"width {width}, rate {rate:g}: {mean:.4f}", flush=True)

@@ -27,10 +27,10 @@ from typing import Any
 
 import torch
 
+from ..behavior import PARTS, behavior
 from ..bench import commit, pages, versions
 from ..console import LARGEST_SEED, UserError, between, print_table, write_json
 from ..results import Result, verdict_table
-from ..store import code_version
 from ..train.building import choose_device
 from . import FIGURES
 from .report import Section, read_figure, write_figure, write_pictures, write_report
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
         )
     device = choose_device(args.device)
     names = list(FIGURES) if args.figure == "all" else [args.figure]
-    origin = {"seed": args.seed, "device": args.device, "code": code_version(), **versions()}
+    origin = {"seed": args.seed, "device": args.device, "code": behavior(*PARTS), **versions()}
     plans = [
         plan(name, full=args.full and name not in args.brief, seed=args.seed) for name in names
     ]

@@ -14,12 +14,13 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
+from ..behavior import behavior_of
 from ..console import UserError, progress
 from ..data.datasets import find
 from ..problems.tasks import TASKS, Batch, Record, Task, train
 from ..registry import build
 from ..results import Curve, Panel
-from ..store import Cells, code_version
+from ..store import Cells
 
 WEIGHT_DECAY = 0.1
 TEST_BATCHES = 64
@@ -148,7 +149,7 @@ def _cell(task: Task, scheme: Scheme, lr: float, steps: int, seed: int) -> dict[
         "steps": steps,
         "seed": seed,
         "torch": torch.__version__,
-        "code": code_version() if scheme.optimizer.startswith("spectral") else "",
+        "code": behavior_of(scheme.optimizer, bool(scheme.options)),
     }
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ... import store
+from ...behavior import behavior_of
 from ...console import UserError
 from .catalog import task_of
-from .peers import OURS, make_optimizer
+from .peers import make_optimizer
 from .task import Record, run_one
 
 Results = dict["Run", Record]
@@ -48,7 +49,7 @@ class Run:
         momentum: Options that the search chose, as in `Row.options`.
         seed: Decides initial weights and batches.
         steps: Number of steps.
-        code: For our optimizers the version of their code; others do not change.
+        code: The behavior of our optimizers (`eigenstep_lab.behavior`); others do not change.
     """
 
     task: str
@@ -93,9 +94,9 @@ def written(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{key}={value!r}".replace(" ", "") for key, value in sorted(options.items()))
 
 
-def code_version(optimizer: str) -> str:
-    """Return the version of the code of our optimizers, and nothing for others."""
-    return store.code_version() if optimizer in OURS else ""
+def code_version(row: Row) -> str:
+    """Return the behavior of our optimizers, and nothing for others."""
+    return behavior_of(row.optimizer, bool(row.options))
 
 
 def read(path: Path) -> Results:

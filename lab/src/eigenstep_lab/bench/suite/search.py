@@ -93,7 +93,7 @@ class Study:
     """What is kept where, and how thorough it is.
 
     Attributes: path: File of results. seeds: Full runs of each row on each task. trials: Short runs
-        of each search. code: Version of our optimizers' code, if not the present one; such runs can
+        of each search. code: Behavior of our optimizers, if not the present one; such runs can
         be read but not made.
     """
 
@@ -113,7 +113,7 @@ class Study:
         """Return a run of a row with some settings: a trial, or the run of a seed, full if no
         length is given.
         """
-        code = (self.code if row.optimizer in OURS else None) or code_version(row.optimizer)
+        code = (self.code if row.optimizer in OURS else None) or code_version(row)
         whole = task_of(task).steps
         steps = steps or (whole if seed is not None else whole // 2)
         seed = TRIAL_SEED if seed is None else seed
