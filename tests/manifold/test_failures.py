@@ -17,7 +17,7 @@ from eigenstep.core.sources import spd_gradient
 from eigenstep.core.step import Turning, moore_penrose
 from eigenstep.core.update import update
 from eigenstep.manifold import SPDParameter, minimize_spd
-from eigenstep.manifold.directions import METHODS
+from eigenstep.manifold.descent import METHODS
 from eigenstep.manifold.retractions import RETRACTIONS
 from eigenstep_lab.baselines.rgd import cholesky_step, retraction_step
 from eigenstep_lab.extras import BarzilaiBorwein

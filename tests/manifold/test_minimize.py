@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from eigenstep import Diagonal, Full, Kronecker
 from eigenstep.manifold import SPDResult, TangentView, minimize_spd
-from eigenstep.manifold.directions import METHODS, Metric
+from eigenstep.manifold.descent import METHODS, Metric
 from eigenstep_lab.extras import BarzilaiBorwein
 
 from .problems import log_det, nearness, random_spd
@@ -358,3 +358,16 @@ def test_metric_of_typical_problems_is_recognized(
     finally:
         del METHODS["recorder"]
     assert tuple(chosen[-1].exponents.tolist()) == exponents
+
+
+def test_a_number_beside_the_matrix() -> None:
+    """A tensor without axes is minimized over as well, whichever metric fits the matrix."""
+    target = random_spd(3)
+
+    def fun(S: Tensor, x: Tensor) -> Tensor:
+        return ((S - target).square().sum() + 1) * (1 + (x - 3).square())
+
+    result = minimize_spd(fun, torch.eye(3), torch.tensor(0.0))
+    assert result.success
+    assert_close(result.S.dense(), target, rtol=1e-3, atol=1e-3)
+    assert_close(result.x[0], torch.tensor(3.0), rtol=1e-3, atol=1e-3)

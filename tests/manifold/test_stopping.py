@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eigenstep.manifold import minimize_spd
-from eigenstep.manifold.directions import METHODS
+from eigenstep.manifold.descent import METHODS
 from eigenstep.manifold.objective import Objective, look_ahead
-from eigenstep.manifold.point import Euclidean, Point
+from eigenstep.manifold.point import Point
 from eigenstep_lab.extras import BarzilaiBorwein
 
 from .problems import log_det, random_spd
@@ -142,24 +142,17 @@ def test_ordinary_problems_cost_two_gradients_more_at_most(condition: float) -> 
 def test_look_ahead_solves_a_quadratic_problem() -> None:
     """The gain is `g H^-1 g / 2`, and the step leads to the minimum, whatever the conditioning."""
     curvature, x = torch.logspace(0, -3, 4), torch.tensor([0.1, -0.2, 0.3, 0.05])
-    objective = Objective(
-        lambda S, x: 0.5 * (curvature * x.square()).sum() + 0 * S.sum(), factored=False
-    )
-    point = Point.start(torch.eye(1))
-    at = objective.evaluate(point.with_blocks([*point.blocks, Euclidean(x)]))
-    gradient = objective.gradient(at)
-    ahead = look_ahead(objective, at, gradient, lambda v: v, enough=at.value)
+    objective = Objective(lambda S, x: 0.5 * (curvature * x.square()).sum() + 0 * S.sum(), False)
+    at = objective.at(Point.start(torch.eye(1)).beside([x]))
+    ahead = look_ahead(at, lambda v: v, enough=at.value)
     assert ahead.gain == pytest.approx(at.value, rel=1e-3)
-    assert (
-        curvature * (ahead.step[1:] + x)
-    ).norm() <= at.value / 10  # the gradient that would remain
+    remaining = curvature * (ahead.step[1:] + x)
+    assert remaining.norm() <= at.value / 10
     assert objective.ngrad <= 1 + 4  # as many products as there are different curvatures
-    exact = look_ahead(
-        objective, at, gradient, lambda v: v / torch.cat([torch.ones(1), curvature]), 1.0
-    )
+    exact = look_ahead(at, lambda v: v / torch.cat([torch.ones(1), curvature]), 1.0)
     assert exact.gain == pytest.approx(at.value, rel=1e-9)
     assert_close(exact.step[1:], -x)
     before = objective.ngrad
-    less = look_ahead(objective, at, gradient, lambda v: v, enough=at.value / 100)
+    less = look_ahead(at, lambda v: v, enough=at.value / 100)
     assert not less.is_at_most(at.value / 100)
     assert objective.ngrad == before + 1  # the first product finds that there is more

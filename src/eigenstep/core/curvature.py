@@ -22,11 +22,14 @@ from .step import saturate
 class OuterProducts:
     """``H = sum_k w_k v_k v_k^T + shift S``, where ``S`` is the matrix that learns from it.
 
-    Attributes: vectors: ``v_k``, shape ``(K, *batch, *sizes)``; for a layer with a Kronecker ``S``,
-        matrix gradients. weights: ``w_k``, shape ``(K,)`` or ``(K, *batch)``; all one if left out.
-        May be negative. shift: multiple of ``S`` itself, a number or shape ``(*batch,)``; REINFORCE
-        estimates carry one. semidefinite: whether ``H`` has no negative eigenvalue. ``None`` means:
-        if there is no weight nor shift.
+    Attributes:
+        vectors: ``v_k``, shape ``(K, *batch, *sizes)``; for a layer with a Kronecker ``S``, matrix
+            gradients.
+        weights: ``w_k``, shape ``(K,)`` or ``(K, *batch)``; all one if left out. May be negative.
+        shift: multiple of ``S`` itself, a number or shape ``(*batch,)``; REINFORCE estimates carry
+            one.
+        semidefinite: whether ``H`` has no negative eigenvalue. ``None`` means: if there is no
+            weight nor shift.
     """
 
     vectors: Tensor

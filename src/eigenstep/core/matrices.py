@@ -170,10 +170,12 @@ class Factor(SPD):
 class Full(Factor):
     """``S = B Diag(d) B^T``.
 
-    Attributes: basis: orthogonal ``B`` with eigenvectors as columns, shape ``(*batch, n, n)``.
-        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``. residual: running average of the
-        curvature in the eigenbasis, shape ``(*batch, n, n)``, if learning is to keep one: its
-        off-diagonal part is what the basis has still to turn to. Not a part of ``S`` itself.
+    Attributes:
+        basis: orthogonal ``B`` with eigenvectors as columns, shape ``(*batch, n, n)``.
+        eigs: eigenvalues ``d > 0``, shape ``(*batch, n)``.
+        residual: running average of the curvature in the eigenbasis, shape ``(*batch, n, n)``, if
+            learning is to keep one: its off-diagonal part is what the basis has still to turn to.
+            Not a part of ``S`` itself.
     """
 
     basis: Tensor

@@ -25,7 +25,7 @@ Show = Callable[[int, str], None]  # To be told how much is done, and what to wr
 
 
 @contextmanager
-def bar(total: int, wanted: bool) -> Iterator[Show]:
+def bar(total: int, wanted: bool = True) -> Iterator[Show]:
     """Show a progress bar, or a silent one unless it is wanted."""
     if not wanted:
         yield lambda done, text: None

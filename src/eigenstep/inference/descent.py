@@ -66,10 +66,12 @@ class FitResult(Result):
     "nonfinite" or "callback". A Hessian counts as one gradient for each parameter, ``nfev`` values
     without a gradient. The ``history`` has an ``Iterate`` for each step.
 
-    Attributes: posterior: the Gaussian, with ``sample``, ``log_prob``, ``covariance`` and ``std``.
-        elbo: evidence lower bound in nats, from fresh random numbers. elbo_error: its standard
-        error. log_evidence: with ``samples=0``, Laplace's estimate of the log evidence; otherwise
-        the ``elbo``.
+    Attributes:
+        posterior: the Gaussian, with ``sample``, ``log_prob``, ``covariance`` and ``std``.
+        elbo: evidence lower bound in nats, from fresh random numbers.
+        elbo_error: its standard error.
+        log_evidence: with ``samples=0``, Laplace's estimate of the log evidence; otherwise the
+            ``elbo``.
     """
 
     posterior: Gaussian

@@ -48,15 +48,18 @@ def fit_gaussian(
 ) -> FitResult:
     """Fit a Gaussian to the posterior of a model: maximize the evidence lower bound.
 
-    Args: log_joint: log density of data and parameters, up to a constant, as a function of the
-        parameters: a tensor, or a dictionary of them, like ``mean0``. It must be finite everywhere,
-        so transform bounded parameters. It may be random, as with minibatches (pass ``lr``): what
-        its method ``draw``, if any, returns is used for one step. mean0: where to start, a tensor
-        of any shape or a dictionary; its number format is used (float64 is best). precision0:
-        "full", "diagonal" or "kronecker" for an inverse covariance of this structure that starts at
-        the identity, a positive number for a multiple of it (full), a matrix (``Full``,
-        ``Diagonal``, ``Kronecker``), or a dictionary of these. At least the precision of the prior:
-        the first points are drawn from it. curvature: where the Hessian comes from:
+    Args:
+        log_joint: log density of data and parameters, up to a constant, as a function of the
+            parameters: a tensor, or a dictionary of them, like ``mean0``. It must be finite
+            everywhere, so transform bounded parameters. It may be random, as with minibatches (pass
+            ``lr``): what its method ``draw``, if any, returns is used for one step.
+        mean0: where to start, a tensor of any shape or a dictionary; its number format is used
+            (float64 is best).
+        precision0: "full", "diagonal" or "kronecker" for an inverse covariance of this structure
+            that starts at the identity, a positive number for a multiple of it (full), a matrix
+            (``Full``, ``Diagonal``, ``Kronecker``), or a dictionary of these. At least the
+            precision of the prior: the first points are drawn from it.
+        curvature: where the Hessian comes from:
 
             - "hessian": automatic differentiation;
             - "gauss-newton": without second derivatives; ``log_joint`` must be ``Supervised``, or

@@ -29,12 +29,15 @@ class Supervised:
     """``log p(targets | inputs, w) + log p(w)`` as a function of ``w``: call it, or pass it to
     ``fit_gaussian``.
 
-    Attributes: predict: the model for one example, ``predict(w, input)`` of shape ``(C,)``. loss:
-        negative log-likelihood of one example, ``loss(output, target)``, convex in the output.
-        inputs: examples along the first axis. targets: what was observed, along the first axis.
-        prior_precision: the prior of every parameter is ``N(0, 1 / prior_precision)``. outputs: the
-        ``C`` of ``predict``. weight: how many examples each one stands for, more than one in
-        minibatches.
+    Attributes:
+        predict: the model for one example, ``predict(w, input)`` of shape ``(C,)``.
+        loss: negative log-likelihood of one example, ``loss(output, target)``, convex in the
+            output.
+        inputs: examples along the first axis.
+        targets: what was observed, along the first axis.
+        prior_precision: the prior of every parameter is ``N(0, 1 / prior_precision)``.
+        outputs: the ``C`` of ``predict``.
+        weight: how many examples each one stands for, more than one in minibatches.
     """
 
     predict: Callable[[Any, Tensor], Tensor]

@@ -1,5 +1,4 @@
-"""The function to minimize, at points, with its gradient; and how much is left to gain, from a look
-at its curvature.
+"""The function to minimize, at points, with its gradient; and how much is left to gain.
 
 A small gradient alone proves little. Where the objective is flat, it may go on to fall for a long
 way: by ``g^2 / 2h`` along a direction with slope ``g`` and curvature ``h``. A quasi-Newton model
@@ -8,9 +7,12 @@ conjugate gradients, whose products with the Hessian are differences of gradient
 what a step to the minimum would gain if the objective were quadratic.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,95 +21,93 @@ from ..core.checks import describe
 from .point import Point
 from .tangent_view import TangentView
 
+PRODUCTS = 10
+"""A look ahead takes at most this many products with the Hessian; for most problems one or two."""
+
+
+@dataclass
+class Objective:
+    """A user's function, with counts of how often it was evaluated."""
+
+    fun: Callable[..., Tensor]
+    factored: bool  # whether it takes the matrix by its factors
+    nfev: int = 0
+    ngrad: int = 0
+
+    def at(self, point: Point) -> Evaluation:
+        """Compute the value, in a way that the gradient can follow."""
+        # It is cheapest to differentiate with respect to the dense matrix itself.
+        dense = point.plain and not self.factored
+        leaves = point.leaves(dense)
+        with torch.enable_grad():
+            S = leaves[0] if dense else point.view(leaves)
+            if isinstance(S, TangentView) and not self.factored:
+                S = S.dense()
+            output = self.fun(S, *leaves[len(leaves) - len(point.others) :])
+        self.nfev += 1
+        _check_output(output)
+        return Evaluation(self, point, output, leaves, dense)
+
+
+def _check_output(output: object) -> None:
+    if isinstance(output, Tensor):
+        if output.numel() == 1 and output.requires_grad and not output.is_complex():
+            return
+        got = f"{describe(output)} of shape {tuple(output.shape)}"
+    else:
+        got = describe(output)
+    wanted = "one real number as a tensor that depends differentiably on S"
+    raise TypeError(f"fun must return {wanted}, got {got}")
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The objective at a point; its gradient is computed only if somebody asks for it."""
+    """The objective at a point; its gradient is computed when somebody asks for it."""
 
+    objective: Objective
     point: Point
-    value: float
     output: Tensor
     leaves: list[Tensor]
+    dense: bool  # whether the first leaf is the dense matrix
+
+    @cached_property
+    def value(self) -> float:
+        """The value."""
+        return self.output.item()
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        """The gradient, a flat vector."""
+        self.objective.ngrad += 1
+        gradients = torch.autograd.grad(self.output, self.leaves, materialize_grads=True)
+        return self.point.flat(gradients, self.dense)
 
     @property
     def rounding(self) -> float:
         """How far the computed value may be off, a rough guess."""
         return 10 * torch.finfo(self.output.dtype).eps * max(abs(self.value), 1e-300)
 
-
-class Objective:
-    """A user's function, evaluated at points, with counts of how often."""
-
-    def __init__(self, fun: Callable[..., Tensor], factored: bool) -> None:
-        """Wrap a function."""
-        self.fun, self.factored = fun, factored
-        self.nfev = self.ngrad = 0
-
-    def evaluate(self, point: Point) -> Evaluation:
-        """Compute the value, in a way that the gradient can follow."""
-        leaves = point.leaves(self._direct(point))
-        with torch.enable_grad():
-            output = self.fun(
-                self._matrix(point, leaves), *leaves[len(leaves) - len(point.others) :]
-            )
-        self.nfev += 1
-        if (
-            not isinstance(output, Tensor)
-            or output.numel() != 1
-            or not output.requires_grad
-            or output.is_complex()
-        ):
-            found = describe(output) + (
-                f" of shape {tuple(output.shape)}" if isinstance(output, Tensor) else ""
-            )
-            wanted = "one real number as a tensor that depends differentiably on S"
-            raise TypeError(f"fun must return {wanted}, got {found}")
-        return Evaluation(point, output.item(), output, leaves)
-
-    def attempt(self, point: Point, step: Tensor) -> Evaluation | None:
-        """Compute the value after a step; ``None`` if the step, or the function there, leaves the
-        finite numbers.
-        """
+    def after(self, step: Tensor) -> Evaluation | None:
+        """Return what is after a step; ``None`` if step or value leave the finite numbers."""
         try:
-            found = self.evaluate(point.move(step))
+            there = self.objective.at(self.point.move(step))
         except (FloatingPointError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
             return None
-        return found if math.isfinite(found.value) else None
-
-    def gradient(self, evaluation: Evaluation) -> Tensor:
-        """Compute the gradient as a flat vector."""
-        self.ngrad += 1
-        gradients = torch.autograd.grad(
-            evaluation.output, evaluation.leaves, materialize_grads=True
-        )
-        return evaluation.point.flat(gradients, self._direct(evaluation.point))
-
-    def _direct(self, point: Point) -> bool:
-        """Whether to differentiate with respect to the dense matrix itself, which is cheapest where
-        possible.
-        """
-        return point.plain and not self.factored
-
-    def _matrix(self, point: Point, leaves: list[Tensor]) -> TangentView | Tensor:
-        if self._direct(point):
-            return leaves[0]
-        view = point.view(leaves)
-        return view if self.factored else view.dense()
-
-
-# With the Hessian, and so gradients, that a look may take; one or two are enough for most problems
-PRODUCTS = 10
+        return there if math.isfinite(there.value) else None
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """What is left."""
+    """What is left to gain."""
 
-    # how far the objective is expected to fall; infinite where it is not convex, or flat to
-    # rounding
     gain: float
-    step: Tensor  # how to get there; where the gain is infinite, a step of length one downhill
-    certain: bool  # whether all directions that the gradient has a part in were looked at
+    """How far the objective is expected to fall; infinite where it is not convex, or flat to
+    rounding.
+    """
+    step: Tensor
+    """How to get there; where the gain is infinite, a step of length one downhill."""
+    certain: bool
+    """Whether all directions that the gradient has a part in were looked at."""
 
     def is_at_most(self, bound: float) -> bool:
         """Tell whether it is certain that no more than this is left."""
@@ -117,84 +117,77 @@ class Prospect:
         """Say it in words."""
         if math.isinf(self.gain):
             return (
-                "the objective is flat here, or falls on along a direction in which the "
-                "matrix is nearly singular"
+                "the objective is flat here, or falls on along a direction in which the matrix is "
+                "nearly singular"
             )
         more = "" if self.certain else " or more"
         return f"and its curvature promises a further decrease by {self.gain:.2g}{more}"
 
 
-def look_ahead(
-    objective: Objective,
-    at: Evaluation,
-    gradient: Tensor,
-    solve: Callable[[Tensor], Tensor],
-    enough: float,
-) -> Prospect:
-    """Estimate how far the objective will fall."""
-    ahead = _conjugate_gradients(objective, at, gradient, solve, enough)
-    return (
-        _at_the_boundary(objective, at, gradient, ahead, enough)
-        if ahead.is_at_most(enough)
-        else ahead
-    )
+def look_ahead(at: Evaluation, solve: Callable[[Tensor], Tensor], enough: float) -> Prospect:
+    """Estimate how far the objective will fall.
+
+    Args:
+        at: where.
+        solve: approximates the inverse Hessian times a vector.
+        enough: a gain that is more than this need not be known more exactly.
+    """
+    ahead = _conjugate_gradients(at, solve, enough)
+    return _at_the_boundary(at, ahead, enough) if ahead.is_at_most(enough) else ahead
 
 
 def _conjugate_gradients(
-    objective: Objective,
-    at: Evaluation,
-    gradient: Tensor,
-    solve: Callable[[Tensor], Tensor],
-    enough: float,
+    at: Evaluation, solve: Callable[[Tensor], Tensor], enough: float
 ) -> Prospect:
-    short = max(enough / 10, gradient.norm().item() / 1000)
-    step, gain, residual = torch.zeros_like(gradient), 0.0, -gradient
-    direction, before = torch.zeros_like(gradient), 1.0
+    short = max(enough / 10, at.gradient.norm().item() / 1000)
+    residual = -at.gradient
+    step = direction = torch.zeros_like(residual)
+    gain = 0.0
+    before = 1.0
     for _ in range(PRODUCTS):
         toward = solve(residual)
         product = residual.dot(toward).item()
         direction = toward + product / before * direction
         if not direction.norm() > 0:
             return Prospect(gain, step, certain=True)
-        bent = _hessian_times(objective, at, gradient, direction)
+        bent = _hessian_times(at, direction)
         if bent is None:
-            return Prospect(gain, step, certain=False)
+            break
         curvature = direction.dot(bent).item()
         if not curvature > 0:
             return Prospect(math.inf, direction / direction.norm(), certain=False)
         rate = product / curvature
-        step, residual = step + rate * direction, residual - rate * bent
-        gain, before = gain + rate * product / 2, product
+        step = step + rate * direction
+        residual = residual - rate * bent
+        gain += rate * product / 2
+        before = product
         if gain > enough or residual.norm() <= short:
             return Prospect(gain, step, certain=True)
     return Prospect(gain, step, certain=False)
 
 
-def _hessian_times(
-    objective: Objective, at: Evaluation, gradient: Tensor, direction: Tensor
-) -> Tensor | None:
+def _hessian_times(at: Evaluation, direction: Tensor) -> Tensor | None:
     """Return the Hessian times a vector, by the difference to the gradient a little further on."""
-    size = direction.norm().item() / torch.finfo(gradient.dtype).eps ** (1 / 3)
-    found = objective.attempt(at.point, direction / size)
-    return None if found is None else (objective.gradient(found) - gradient) * size
+    size = direction.norm().item() / torch.finfo(direction.dtype).eps ** (1 / 3)
+    there = at.after(direction / size)
+    return None if there is None else (there.gradient - at.gradient) * size
 
 
-def _at_the_boundary(
-    objective: Objective, at: Evaluation, gradient: Tensor, ahead: Prospect, enough: float
-) -> Prospect:
-    """Look whether a matrix that is nearly singular should grow where it has shrunk, which short
-    gradients hide.
+def _at_the_boundary(at: Evaluation, ahead: Prospect, enough: float) -> Prospect:
+    """Look whether a nearly singular matrix should grow where it has shrunk.
 
-    The slope along ``v v^T`` may be steep, ``v^T G v < 0``, and the gradient short all the same: a
-    step of length one multiplies what there is of ``S`` along ``v``, and that is next to nothing.
+    Short gradients hide this. The slope along ``v v^T`` may be steep, ``v^T G v < 0``, and the
+    gradient short all the same: a step of length one multiplies what there is of ``S`` along ``v``,
+    and that is next to nothing.
     """
-    slope, direction = at.point.steepest_growth(gradient)
+    slope, direction = at.point.steepest_growth(at.gradient)
     if -slope <= enough:
         return ahead
-    bent = _hessian_times(objective, at, gradient, direction)
+    bent = _hessian_times(at, direction)
     if bent is None:
         return replace(ahead, certain=False)
-    along, curvature = gradient.dot(direction).item(), direction.dot(bent).item()
+    along = at.gradient.dot(direction).item()
+    curvature = direction.dot(bent).item()
     if curvature > 0 and along**2 <= 2 * curvature * enough:
         resolved = at.point.S.condition().max().item() < 1 / torch.finfo(bent.dtype).eps
         return replace(ahead, certain=resolved)

@@ -5,9 +5,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from ..core.checks import choose
 from ..core.matrices import SPD, Diagonal, Full
-from .point import Block, Matrix, Point, Positive
-from .retractions import Retraction
+from .point import Block, Matrix, Point, Positive, Retraction
+from .retractions import RETRACTIONS
 from .tangent_view import TangentView
 
 
@@ -41,7 +42,7 @@ class SPDParameter(nn.Module):
         ``minimize_spd``.
         """
         super().__init__()
-        self._template = Point.start(S, retraction)
+        self._template = Point.start(S, choose(retraction, RETRACTIONS, "retraction"))
         self.tangents = nn.ParameterList(nn.Parameter(leaf) for leaf in self._template.leaves())
         for index, block in enumerate(self._template.blocks):
             for name, tensor in _tensors(block).items():
@@ -79,13 +80,9 @@ class SPDParameter(nn.Module):
         """Return a block with the values of this module's buffers."""
         eigs = self.get_buffer(f"eigs{index}")
         if isinstance(block, Matrix):
-            basis, orientation = (
-                self.get_buffer(f"basis{index}"),
-                self.get_buffer(f"orientation{index}"),
-            )
-            return Matrix.of(
-                Full(basis, eigs), orientation, block.weight, block.unit, block.retraction
-            )
+            factor = Full(self.get_buffer(f"basis{index}"), eigs)
+            orientation = self.get_buffer(f"orientation{index}")
+            return Matrix.of(factor, orientation, block.weight, block.unit, block.retraction)
         assert isinstance(block, Positive)
         return replace(block, factor=Diagonal(eigs))
 
@@ -93,10 +90,7 @@ class SPDParameter(nn.Module):
 def _tensors(block: Block) -> dict[str, Tensor]:
     """Return what describes a block."""
     if isinstance(block, Matrix):
-        return {
-            "basis": block.factor.basis,
-            "eigs": block.factor.eigs,
-            "orientation": block.orientation,
-        }
+        factor, orientation = block.spectral
+        return {"basis": factor.basis, "eigs": factor.eigs, "orientation": orientation}
     assert isinstance(block, Positive)
     return {"eigs": block.factor.eigs}

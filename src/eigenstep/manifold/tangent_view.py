@@ -35,9 +35,12 @@ class TangentView(SPD):
     ) -> None:
         """Tie a matrix to its tangent coordinates, all of which are zero.
 
-        Args: base: the matrix itself. tangents: for each factor ``X``, shape ``(*batch, n, n)``, or
-            logarithms, ``(*batch, n)``, if diagonal. log_scale: for a Kronecker product, the
-            logarithm of a factor to its scale, shape ``(*batch,)``.
+        Args:
+            base: the matrix itself.
+            tangents: for each factor ``X``, shape ``(*batch, n, n)``, or logarithms, ``(*batch,
+                n)``, if diagonal.
+            log_scale: for a Kronecker product, the logarithm of a factor to its scale, shape
+                ``(*batch,)``.
         """
         self.base, self.tangents, self.log_scale = base, tuple(tangents), log_scale
 
