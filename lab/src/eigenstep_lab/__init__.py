@@ -2,7 +2,7 @@
 import it.
 
 `cli` has the table of commands. Beside it: `demo` and `doctor`; `train`, `data` and `models`
-(training real networks); `problems` (what is optimized), `registry` and `baselines` (what eigenstep
+(training real networks); `problems` (what is optimized), `rivals` and `baselines` (what eigenstep
 is compared with); `bench`, `cost` and `figures` (the studies), with `results` and `console`, which
 all of them use.
 """

@@ -20,8 +20,8 @@ from eigenstep.optim import Spectral
 from .console import LARGEST_SEED, between, print_table, progress
 from .lines import look
 from .plotting import figure, save
-from .problems.tasks import TASKS, Record, train
-from .registry import build
+from .rivals import build
+from .tasks import CLASSIFICATIONS, Record, train
 
 LEARNING_RATES = {"spectral": 1e-2, "soap": 2e-2, "muon": 3e-2, "adamw": 1e-3}
 OPTIONS: dict[str, dict[str, Any]] = {"adamw": {"betas": (0.9, 0.99)}}
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Train with each optimizer, then show a table and a picture."""
     torch.set_num_threads(1)  # the matrices are small: threads would only wait for each other
-    task = TASKS["digits"]()
+    task = CLASSIFICATIONS["digits"]()
     records: dict[str, Record] = {}
     learned: dict[str, Any] = {}
     with progress() as bar:

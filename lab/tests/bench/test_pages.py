@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from eigenstep_lab import cli
-from eigenstep_lab.bench import pages, precision, step, training
+from eigenstep_lab.bench import pages, step
 from eigenstep_lab.console import UserError
 
 PROJECT = Path(__file__).parents[3]
@@ -77,48 +76,6 @@ def test_published_commands_work_in_every_clone(path: Path) -> None:
     assert all((PROJECT / word).is_file() for word in words if word.endswith((".json", ".png")))
 
 
-def row(
-    task: str, optimizer: str, loss: float, lr: float = 0.01, other: float = 9.0
-) -> dict[str, Any]:
-    by_lr = {f"{lr:g}": loss, "0.003" if lr == 0.01 else "0.01": other}
-    return {"task": task, "optimizer": optimizer, "loss": loss, "lr": lr, "loss_by_lr": by_lr}
-
-
-def test_training_verdicts() -> None:
-    losses = {
-        "spectral": (1.0, 2.0, 3.03),
-        "soap": (1.1, 2.1, 3.0),
-        "klsoap": (1.2, 2.0, 3.1),
-        "muon": (2.0, 2.0, 4.0),
-    }
-    rows = [
-        row(f"task{at}", name, loss)
-        for name, found in losses.items()
-        for at, loss in enumerate(found)
-    ]
-    rows += [row(f"task{at}", "adamw", 5.0, lr=0.003) for at in range(3)]
-    found = {(v.claim.split(" on ")[0], v.scheme): v for v in training.verdicts("grid", rows)}
-    counted = found["as good as SOAP and KL-SOAP", "spectral"]
-    assert (counted.value, counted.holds) == (2, True)
-    behind = found["never more than 1 % behind the better of SOAP and KL-SOAP", "spectral"]
-    assert (round(behind.value, 4), behind.holds) == (1.01, True)
-    assert found["at least as good as muon", "spectral"].holds
-    transfer = found["better than AdamW at the learning rate that suits AdamW best", "spectral"]
-    assert (transfer.value, transfer.holds) == (9 / 5, False)
-    assert ("at least as good as muon", "spectral_fast") not in found, "not measured"
-
-
-def test_long_runs_take_the_best_rates_of_the_grid() -> None:
-    found = row("task", "soap", 1.0, lr=0.01, other=2.0)
-    found["loss_by_lr"]["0.03"] = 1.5
-    assert training.best_rates(found, 2) == [0.01, 0.03]
-    assert training.best_rates(found, 1) == [0.01]
-    long = [row("task", "spectral", 1.0), row("task", "adamw", 5.0, lr=0.1)]
-    assert not any("suits AdamW" in v.claim for v in training.verdicts("long", long)), (
-        "that rate was not tried"
-    )
-
-
 def test_step_verdicts() -> None:
     """SOAP as it comes has bases for a vocabulary of 4096, ours has none: there the other SOAP is
     the rival.
@@ -142,11 +99,3 @@ def test_step_verdicts() -> None:
         (0.625, False),
         *of_muon,
     ]
-
-
-def test_precision_verdicts() -> None:
-    results = {
-        "float32": {"loss": 1.0, "largest_defect": 1e-6},
-        "bf16": {"loss": 1.02, "largest_defect": 2e-2},
-    }
-    assert [v.holds for v in precision.verdicts(results)] == [True, False, False]

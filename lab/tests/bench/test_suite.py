@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from eigenstep_lab import cli
+from eigenstep_lab.baselines.orthogonal_soap import OrthogonalSOAP
 from eigenstep_lab.bench import suite
 from eigenstep_lab.bench.suite import modern, runs, search, speedrun, tables
 from eigenstep_lab.bench.suite.catalog import FIRST, TASKS
 from eigenstep_lab.bench.suite.networks import Experts
-from eigenstep_lab.bench.suite.orthogonal_soap import OrthogonalSOAP
-from eigenstep_lab.bench.suite.peers import EVERYWHERE, PEERS, SAMPLE, make_optimizer, split
 from eigenstep_lab.bench.suite.runs import Row
 from eigenstep_lab.bench.suite.search import Settings, Study
-from eigenstep_lab.bench.suite.task import Problem, Record, Task, run_one
 from eigenstep_lab.console import UserError
 from eigenstep_lab.muon import orthogonalize
+from eigenstep_lab.rivals import EVERYWHERE, RIVALS, SAMPLE, SUITE, build_in_suite, split
+from eigenstep_lab.tasks import Outcome, Problem, Task, run_one
 
 GRID = (1e-3, 3e-3, 1e-2, 3e-2)
 
@@ -123,8 +123,8 @@ def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
 
 def test_infinite_losses_survive_the_file(tmp_path: Path) -> None:
     run = runs.Run("vit", Row("spectral", ("betas=(0.9,0.95)",)), 0.1, 0.0, ("a=1",), 3, 10, "code")
-    runs.add(tmp_path / "r.jsonl", run, Record(math.inf, math.inf, 1.0, 2.0))
-    assert runs.read(tmp_path / "r.jsonl") == {run: Record(math.inf, math.inf, 1.0, 2.0)}
+    runs.add(tmp_path / "r.jsonl", run, Outcome(math.inf, math.inf, 1.0, 2.0))
+    assert runs.read(tmp_path / "r.jsonl") == {run: Outcome(math.inf, math.inf, 1.0, 2.0)}
 
 
 def test_runs_of_changed_code_are_made_anew(
@@ -178,7 +178,7 @@ def test_units_come_in_order() -> None:
         == set(SAMPLE)
         <= set(FIRST)
     )
-    assert {row.optimizer for _, row in units} == set(PEERS)
+    assert {row.optimizer for _, row in units} == set(SUITE)
     variants = suite.units_of(["vit"], None, [["betas=(0.9,0.95)", "start=1"]])
     assert [row.name for _, row in variants] == ["spectral", "spectral betas=(0.9,0.95) start=1"]
 
@@ -210,7 +210,7 @@ class Mixed(nn.Module):
         return self.head(x).square().mean() + self.conv(torch.ones(1, 1, 4, 4)).square().mean()
 
 
-@pytest.mark.parametrize("name", [name for name in PEERS if not name.endswith(("_1", "_10"))])
+@pytest.mark.parametrize("name", [name for name in SUITE if not name.endswith(("_1", "_10"))])
 def test_every_optimizer_learns_with_every_momentum(name: str) -> None:
     pytest.importorskip("heavyball")
     pytest.importorskip("pytorch_optimizer")
@@ -221,10 +221,10 @@ def test_every_optimizer_learns_with_every_momentum(name: str) -> None:
 
     task = Task("mixed", build, steps=12)
     start = run_one(task, lambda model: torch.optim.SGD(model.parameters(), lr=0.0)).loss
-    for momentum in PEERS[name].momenta:
+    for momentum in RIVALS[name].momenta:
 
         def made(model: nn.Module, momentum: Any = momentum) -> torch.optim.Optimizer:
-            return make_optimizer(name, model, PEERS[name].lrs[-1], 0.01, momentum)
+            return build_in_suite(name, model, RIVALS[name].lrs[-1], 0.01, momentum)
 
         assert run_one(task, made).loss < 0.9 * start
 
@@ -232,10 +232,10 @@ def test_every_optimizer_learns_with_every_momentum(name: str) -> None:
 def test_matrices_are_views_of_the_parameters() -> None:
     model = Mixed()
     views, others = split([(n, p) for n, p in model.named_parameters()])
-    shapes = [tuple(view.shape) for _, view, _ in views]
+    shapes = [tuple(view.matrix.shape) for view in views]
     assert shapes == [(4, 9), *[(6, 8)] * 3, *[(8, 6)] * 3, (3, 8)]
     assert {tuple(p.shape) for p in others} == {(12, 8), (4,), (1, 8), (1,)}
-    optimizer = make_optimizer("muon", model, 0.1, 0.0, {})
+    optimizer = build_in_suite("muon", model, 0.1, 0.0, {})
     before = model.mixture.experts_in.detach().clone()
     model().backward()
     assert model.mixture.experts_in.grad is not None

@@ -11,8 +11,8 @@ from torch import Generator
 
 from eigenstep_lab.bench.suite import language, sources
 from eigenstep_lab.bench.suite.catalog import HALVES, TASKS
-from eigenstep_lab.bench.suite.task import Problem, Task, run_one
 from eigenstep_lab.data import datasets
+from eigenstep_lab.tasks import Problem, Task, run_one
 
 needs_data = pytest.mark.skipif(
     any(datasets.find(name) is None for name in ("fashion-mnist", "cifar-10", "shakespeare")),

@@ -10,7 +10,7 @@ import torch
 from eigenstep.optim.options import plan_of
 from eigenstep_lab.models.hiera import HIERA_VIT, Hiera
 from eigenstep_lab.models.transformers import PLAIN_VIT, ViT
-from eigenstep_lab.registry import build
+from eigenstep_lab.rivals import build
 from eigenstep_lab.train.building import build_optimizer
 from eigenstep_lab.train.settings import Settings
 from eigenstep_lab.train.spaces import Range, apply, space_of

@@ -27,8 +27,8 @@ from eigenstep_lab.figures import (
 )
 from eigenstep_lab.figures.training import RoundedWeights
 from eigenstep_lab.problems.functions import FUNCTIONS
-from eigenstep_lab.problems.tasks import TASKS
 from eigenstep_lab.results import Curve, Panel, Result, Table, Verdict, typical_ratio
+from eigenstep_lab.tasks import CLASSIFICATIONS
 
 CPU = torch.device("cpu")
 MINIATURES = {
@@ -263,8 +263,8 @@ def test_functions_are_the_papers_and_vanish_at_their_minimum(name):
 
 
 def test_rounded_weights_compute_in_float32_with_bfloat16_weights_and_gradients():
-    plain = TASKS["digits"]().model(0)
-    rounded = RoundedWeights(TASKS["digits"]().model(0)).to(torch.bfloat16)
+    plain = CLASSIFICATIONS["digits"]().model(0)
+    rounded = RoundedWeights(CLASSIFICATIONS["digits"]().model(0)).to(torch.bfloat16)
     for parameter in plain.parameters():
         parameter.data = parameter.data.bfloat16().float()
     inputs = torch.randn(4, 1, 8, 8)

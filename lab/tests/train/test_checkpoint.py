@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from eigenstep_lab.models.transformers import ViT
-from eigenstep_lab.registry import OPTIMIZERS, build
+from eigenstep_lab.rivals import TRAINERS, build
 from eigenstep_lab.train import checkpoint
 
 
@@ -69,7 +69,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path):
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *((name, torch.float32) for name in OPTIMIZERS),
+        *((name, torch.float32) for name in TRAINERS),
         *((name, torch.bfloat16) for name in ("spectral_paper", "soap", "muon")),
     ],
 )

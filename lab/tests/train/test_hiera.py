@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from eigenstep_lab.models.hiera import HIERA_VIT, Hiera, UnitAttention, merge, merging_order
-from eigenstep_lab.registry import is_hidden_matrix
+from eigenstep_lab.rivals import is_hidden_matrix
 
 
 def small(**options):

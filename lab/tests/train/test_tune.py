@@ -5,7 +5,7 @@ import pytest
 
 from eigenstep_lab import cli
 from eigenstep_lab.models.transformers import ViT
-from eigenstep_lab.registry import OPTIMIZERS
+from eigenstep_lab.rivals import TRAINERS
 from eigenstep_lab.train import tune
 from eigenstep_lab.train.building import build_optimizer
 from eigenstep_lab.train.settings import Settings
@@ -45,7 +45,7 @@ def outcomes(directory):
     return {name: result["test_loss"] for name, result in sorted(found.items())}
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", TRAINERS)
 def test_every_optimizer_takes_what_its_space_holds(optimizer):
     model = ViT((1, 8, 8), 4, patch=4, width=8, depth=1, heads=2)
     settings = Settings(optimizer=optimizer)
@@ -201,7 +201,7 @@ def test_a_search_with_other_settings_or_a_damaged_journal_is_refused(
 
 
 def test_every_optimizer_can_be_searched():
-    assert set(SPACES) == set(OPTIMIZERS)
+    assert set(SPACES) == set(TRAINERS)
     with pytest.raises(SystemExit):
         cli.main(["tune", "--runs", "many"])
     assert cli.main(["tune", "--runs", "0"]) == 2

@@ -30,18 +30,6 @@ BENCHMARKS: Mapping[str, Command] = {
     "memory": Command(
         "eigenstep_lab.bench.memory", "state by mode, peak of a step, time of a large embedding"
     ),
-    "modes": Command(
-        "eigenstep_lab.bench.modes", "held-out loss of the suite with less state, by mode"
-    ),
-    "widths": Command(
-        "eigenstep_lab.bench.widths", "learning rates of narrow networks in wide ones"
-    ),
-    "precision": Command(
-        "eigenstep_lab.bench.precision", "float32 against bfloat16, and the drift of bases"
-    ),
-    "training": Command(
-        "eigenstep_lab.bench.training", "held-out loss of small transformers, by optimizer"
-    ),
     "suite": Command(
         "eigenstep_lab.bench.suite",
         "held-out loss on sixteen tasks of different families, by optimizer",

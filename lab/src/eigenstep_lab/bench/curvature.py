@@ -26,11 +26,11 @@ from ..console import UserError, print_table, track
 from ..data.datasets import find
 from ..lines import look
 from ..plotting import figure, save
-from ..problems.tasks import Task, picture_task, text_task
 from ..results import Table
+from ..tasks import Classification, picture_task, text_task
 from .prediction import SOAP, KLShampoo, Layers, Learner, Shipped, follow, record, stack
 
-TASKS: Mapping[str, Callable[..., Task]] = {
+TASKS: Mapping[str, Callable[..., Classification]] = {
     "fashion-mnist": partial(picture_task, "fashion-mnist", 7),
     "shakespeare": partial(text_task, "shakespeare"),
     "cifar-10": partial(picture_task, "cifar-10", 8),

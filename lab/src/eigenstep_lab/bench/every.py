@@ -25,9 +25,9 @@ def run(args: argparse.Namespace) -> None:
     """Run the benchmarks in the order of their table."""
     failed = []
     for name in bench.BENCHMARKS:
-        # The last four take hours
+        # The last two take hours
         if (
-            name not in ("all", "pages", "suite", "speedrun", "modes", "widths")
+            name not in ("all", "pages", "suite", "speedrun")
             and cli.main(["bench", name, "--json", str(args.directory / f"{name}.json")]) != 0
         ):
             failed.append(name)

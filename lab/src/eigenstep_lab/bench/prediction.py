@@ -28,8 +28,8 @@ from eigenstep.optim.kernel import rotate
 from eigenstep.optim.options import plan_of
 
 from ..baselines import eigen
-from ..problems.tasks import Task, loss_of
-from ..registry import is_hidden_matrix
+from ..rivals import is_hidden_matrix
+from ..tasks import Classification, loss_of
 
 BETA = 0.95
 """Decay rate of curvature, ``1 - beta-2``, of all that decompose; it is also what ``Spectral`` has
@@ -220,7 +220,7 @@ def rate(time: int, start: float) -> float:
     return (1 - BETA) / (1 - BETA ** (1 + (time - 1) / start))
 
 
-def record(task: Task, steps: int, seed: int, lr: float = 1e-3) -> dict[str, Tensor]:
+def record(task: Classification, steps: int, seed: int, lr: float = 1e-3) -> dict[str, Tensor]:
     """Train with AdamW and return all gradients of each hidden layer's matrix, shape ``(steps, n,
     m)``.
     """

@@ -25,8 +25,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..console import MOST_THREADS, between, track
 from ..lines import save_lines
-from ..registry import OPTIMIZERS, build
 from ..results import Table, Verdict, verdict_table
+from ..rivals import TRAINERS, build
 
 Shapes = list[tuple[str, tuple[int, ...]]]
 
@@ -89,8 +89,8 @@ VARIANTS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "spectral_diagonal": ("spectral", {"structure": "diagonal"}),
     "adamw": ("adamw", {"foreach": True}),
 }
-"""Of optimizers of the registry, with options."""
-CHOICES = tuple(dict.fromkeys((*OPTIMIZERS, *VARIANTS)))
+"""Rivals with options."""
+CHOICES = tuple(dict.fromkeys((*TRAINERS, *VARIANTS)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

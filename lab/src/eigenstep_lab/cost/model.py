@@ -19,7 +19,7 @@ from eigenstep.optim import Spectral
 from eigenstep.optim.distributed.ownership import balance
 from eigenstep.optim.inspect import candidate_of
 
-from ..registry import is_hidden_matrix
+from ..rivals import is_hidden_matrix
 
 Shapes = list[tuple[str, tuple[int, ...]]]
 FLOAT = 4

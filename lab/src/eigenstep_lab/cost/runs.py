@@ -22,7 +22,7 @@ from eigenstep.optim import Spectral
 
 from ..bench.step import state_bytes
 from ..models.transformers import GPT
-from ..registry import build
+from ..rivals import build
 from ..train.parallel import leave
 from .model import Shapes
 from .traffic import TrafficCounter
@@ -51,7 +51,7 @@ MEASURED: Mapping[str, tuple[str, Any, int]] = {
     "Muon, distributed": ("muon", 1, 1),
     "SOAP, as published": ("soap_reference", 10, 10),
 }
-"""Optimizers of the model that run here: name in the registry, interval, and steps to average over.
+"""Optimizers of the model that run here: rival, interval, and steps to average over.
 Distributed Shampoo's package is not published where Python packages are.
 """
 

@@ -27,8 +27,8 @@ from torch import Generator, Tensor
 
 from eigenstep.core.step import Orthogonal, cayley, truncated_cayley
 
-from ..registry import build
 from ..results import Result, Table, Verdict
+from ..rivals import build
 from .training import Scheme, load_task, loss_panels, mean_loss, step_ms, train_all
 
 

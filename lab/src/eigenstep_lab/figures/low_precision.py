@@ -31,8 +31,8 @@ from typing import Any
 
 import torch
 
-from ..problems.tasks import Record
 from ..results import Panel, Result, Table, Verdict
+from ..tasks import Record
 from .training import Scheme, load_task, loss_panels, mean_loss, spread, step_ms, train_all
 
 BF16 = torch.bfloat16

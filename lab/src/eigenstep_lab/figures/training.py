@@ -17,10 +17,10 @@ from torch.func import functional_call
 from ..behavior import behavior_of
 from ..console import UserError, progress
 from ..data.datasets import find
-from ..problems.tasks import TASKS, Batch, Record, Task, train
-from ..registry import build
 from ..results import Curve, Panel
+from ..rivals import build
 from ..store import Cells
+from ..tasks import CLASSIFICATIONS, Batch, Classification, Record, train
 
 WEIGHT_DECAY = 0.1
 TEST_BATCHES = 64
@@ -35,7 +35,7 @@ class Scheme:
     """A way to train.
 
     Attributes:
-        optimizer: Name in the registry.
+        optimizer: Name among the rivals.
         options: Passed on to its constructor.
         dtype: Number format of the weights.
     """
@@ -66,14 +66,14 @@ class RoundedWeights(nn.Module):
         return outputs
 
 
-def load_task(name: str, device: torch.device) -> Task:
+def load_task(name: str, device: torch.device) -> Classification:
     """Return a task on a device; digits, which need no download, take the place of a dataset that
     is not here.
 
     The network stays of the same kind, and the task's name says what it is.
     """
     dataset, hiera, _ = name.partition("-hiera")
-    task = TASKS[name if find(dataset) else f"digits{hiera}"]()
+    task = CLASSIFICATIONS[name if find(dataset) else f"digits{hiera}"]()
 
     def batch(generator: Generator, train: bool) -> Batch:
         inputs, targets = task.batch(generator, train)
@@ -88,7 +88,7 @@ def load_task(name: str, device: torch.device) -> Task:
 
 
 def train_all(
-    task: Task,
+    task: Classification,
     schemes: Mapping[str, Scheme],
     lrs: Mapping[str, Sequence[float]],
     *,
@@ -134,7 +134,7 @@ def train_all(
     return chosen, records
 
 
-def _cell(task: Task, scheme: Scheme, lr: float, steps: int, seed: int) -> dict[str, Any]:
+def _cell(task: Classification, scheme: Scheme, lr: float, steps: int, seed: int) -> dict[str, Any]:
     """Return all that decides a run; of the code, that of our optimizers, as others do
     not change.
     """
@@ -193,7 +193,7 @@ def choose_lr(lrs: Sequence[float], loss: Callable[[float], float]) -> float:
     return min(tried, key=tried.__getitem__)
 
 
-def _train(task: Task, scheme: Scheme, lr: float, steps: int, seed: int) -> Record:
+def _train(task: Classification, scheme: Scheme, lr: float, steps: int, seed: int) -> Record:
     def make(model: nn.Module) -> torch.optim.Optimizer:
         return build(scheme.optimizer, model.named_parameters(), lr, WEIGHT_DECAY, **scheme.options)
 
@@ -223,7 +223,7 @@ def step_ms(records: Sequence[Record], what: str = "optimizer_seconds") -> float
     )
 
 
-def loss_panels(task: Task, records: Mapping[str, Sequence[Record]]) -> list[Panel]:
+def loss_panels(task: Classification, records: Mapping[str, Sequence[Record]]) -> list[Panel]:
     """Return the training loss per step and per second, smoothed over a twentieth of the run."""
     by_step, by_second = {}, {}
     for name, runs in records.items():

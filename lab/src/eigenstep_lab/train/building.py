@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ..console import UserError
 from ..models.hiera import HIERA_VIT, Hiera
 from ..models.transformers import GPT, PLAIN_VIT, ViT
-from ..registry import build
+from ..rivals import build
 from .feeds import Feed
 from .settings import Settings
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..console import LARGEST_SEED, MOST_THREADS, UserError
-from ..registry import OPTIMIZERS
+from ..rivals import TRAINERS
 
 CONFIGS = Path(__file__).with_name("configs")
 """Folder of the configurations that come with the package."""
@@ -73,7 +73,7 @@ class Settings:
         choices=PRECISIONS,
     )
 
-    optimizer: str = _setting("spectral", "optimizer", choices=tuple(OPTIMIZERS))
+    optimizer: str = _setting("spectral", "optimizer", choices=TRAINERS)
     lr: float = _setting(3e-3, "highest learning rate")
     weight_decay: float = _setting(0.1, "decoupled weight decay")
     interval: int = _setting(2, "steps between two updates of the preconditioner")

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from eigenstep import __version__
 
 from ..console import UserError, atomic_write, write_json
-from ..problems.tasks import learning_rate_factor
+from ..tasks import learning_rate_factor
 from . import checkpoint, folder, parallel
 from .augment import mix
 from .building import build_model, build_optimizer, choose_device

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from ...console import UserError, track
+from ...rivals import EVERYWHERE, OURS, SAMPLE, SUITE
 from .catalog import HALVES, TASKS
-from .peers import EVERYWHERE, OURS, PEERS, SAMPLE
 from .runs import Row, parsed, read
 from .search import TRIALS, Study
 from .tables import loss_table, rate_table, summarize, summary_table, task_table
@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--optimizers",
         nargs="+",
-        choices=PEERS,
+        choices=SUITE,
         metavar="NAME",
-        help=f"of {', '.join(PEERS)}; without it {', '.join(EVERYWHERE)} on all tasks, the others "
+        help=f"of {', '.join(SUITE)}; without it {', '.join(EVERYWHERE)} on all tasks, the others "
         "on "
         f"{', '.join(SAMPLE)}",
     )
@@ -106,7 +106,7 @@ def units_of(
         parsed(tuple(options))
     rows = [
         Row(name)
-        for name in optimizers or (*EVERYWHERE, *(n for n in PEERS if n not in EVERYWHERE))
+        for name in optimizers or (*EVERYWHERE, *(n for n in SUITE if n not in EVERYWHERE))
     ]
     if variants and not optimizers:
         rows = [Row("spectral")]

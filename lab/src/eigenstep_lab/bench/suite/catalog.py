@@ -12,9 +12,10 @@ rarely used (recommender, bag_of_words), full batches (pinn, graph), squared err
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
+from ...tasks import Task
 from . import fields, language, modern, vision
-from .task import Task
 
 FIRST: Mapping[str, Task] = {
     "vit": Task("ViT, width 64, clothing, 64 pictures a step", vision.vit, 250),
@@ -50,6 +51,19 @@ SPEEDRUN = Task("GPT of the public speed run, width 128, 2048 byte pairs", moder
 """Not of the suite: `bench speedrun` counts the steps that it takes to a loss."""
 
 
+WIDTHS = (64, 256, 512)
+EXTRA: Mapping[str, Task] = {
+    "speedrun": SPEEDRUN,
+    **{
+        f"gpt_tokens_{width}": Task(
+            f"GPT, width {width}, 512 byte pairs", partial(language.gpt_tokens, width=width), 300
+        )
+        for width in WIDTHS
+    },
+}
+"""Tasks of no half, which run only where they are named."""
+
+
 def task_of(name: str) -> Task:
     """Return the task of a run."""
-    return SPEEDRUN if name == "speedrun" else TASKS[name]
+    return EXTRA[name] if name in EXTRA else TASKS[name]

@@ -10,9 +10,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from ...tasks import Problem
 from . import sources
 from .networks import GraphNet, mlp
-from .task import Problem
 
 
 def pinn(seed: int) -> Problem:

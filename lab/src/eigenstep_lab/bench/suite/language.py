@@ -12,9 +12,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from ...models.transformers import GPT
+from ...tasks import TEST_SEED, Problem
 from . import sources
 from .networks import LowRank, MixtureText, Recommender, RecurrentText
-from .task import TEST_SEED, Problem
 from .vision import begin_as_torch
 
 PRETRAINING_STEPS = 300

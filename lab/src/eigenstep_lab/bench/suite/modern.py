@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...tasks import Problem
 from . import sources
 from .language import prediction
-from .task import Problem
 
 VOCABULARY, LENGTH = 512, 128
 

@@ -12,11 +12,11 @@ from typing import Any
 from ... import store
 from ...behavior import behavior_of
 from ...console import UserError
+from ...rivals import build_in_suite
+from ...tasks import Outcome, run_one
 from .catalog import task_of
-from .peers import make_optimizer
-from .task import Record, run_one
 
-Results = dict["Run", Record]
+Results = dict["Run", Outcome]
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Run:
     steps: int
     code: str = field(default="")
 
-    def compute(self) -> Record:
+    def compute(self) -> Outcome:
         """Train."""
         options = {**parsed(self.row.options), **parsed(self.momentum)}
         return run_one(
             task_of(self.task),
-            lambda model: make_optimizer(
+            lambda model: build_in_suite(
                 self.row.optimizer, model, self.lr, self.weight_decay, options
             ),
             seed=self.seed,
@@ -109,9 +109,9 @@ def read(path: Path) -> Results:
             values["momentum"] = tuple(plain["momentum"])
             numbers = {
                 f.name: math.inf if plain[f.name] is None else float(plain[f.name])
-                for f in fields(Record)
+                for f in fields(Outcome)
             }
-            results[Run(**values)] = Record(**numbers)
+            results[Run(**values)] = Outcome(**numbers)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{path}, line {number} is not a result of this benchmark ({error!r}): delete it"
@@ -119,7 +119,7 @@ def read(path: Path) -> Results:
     return results
 
 
-def add(path: Path, run: Run, record: Record) -> None:
+def add(path: Path, run: Run, record: Outcome) -> None:
     """Add one result to a file; infinity, unknown to JSON, becomes null."""
     numbers = {
         key: value if math.isfinite(value) else None for key, value in asdict(record).items()
@@ -127,7 +127,7 @@ def add(path: Path, run: Run, record: Record) -> None:
     store.add(path, {**asdict(run), **numbers})
 
 
-def result(path: Path, run: Run) -> Record:
+def result(path: Path, run: Run) -> Outcome:
     """Return the result of a run, computing it only if no process has."""
     known = read(path).get(run)
     if known is None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from ...rivals import OURS, RIVALS
+from ...tasks import Outcome
 from .catalog import task_of
-from .peers import OURS, PEERS
 from .runs import Results, Row, Run, code_version, read, result, written
-from .task import Record
 
 TRIAL_SEED = 1000
 TRIALS = 8
@@ -121,11 +121,11 @@ class Study:
             task, row, settings.lr, settings.weight_decay, settings.momentum, seed, steps, code
         )
 
-    def choose(self, task: str, row: Row, record: Callable[[Run], Record]) -> Settings:
+    def choose(self, task: str, row: Row, record: Callable[[Run], Outcome]) -> Settings:
         """Search the settings of a row on a task, with the trials that `record` makes
         or looks up.
         """
-        peer = PEERS[row.optimizer]
+        peer = RIVALS[row.optimizer]
         momenta = [written(options) for options in peer.momenta]
         return search(
             lambda s: record(self.run_of(task, row, s)).loss, peer.lrs, momenta, self.trials

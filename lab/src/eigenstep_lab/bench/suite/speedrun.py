@@ -25,8 +25,8 @@ import torch
 
 from ...console import UserError
 from ...results import Table
+from ...rivals import EVERYWHERE, SUITE
 from .catalog import SPEEDRUN
-from .peers import EVERYWHERE, PEERS
 from .runs import Row, result
 from .search import Settings, Study
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--optimizers",
         nargs="+",
-        choices=PEERS,
+        choices=SUITE,
         default=EVERYWHERE,
         metavar="NAME",
         help="(default: %(default)s)",

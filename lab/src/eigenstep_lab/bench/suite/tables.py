@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...results import Table
+from ...rivals import OURS
 from .catalog import HALVES, TASKS
-from .peers import OURS
 from .runs import Results, Row
 from .search import Settings, Study
 

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from ...models.hiera import Hiera
 from ...models.transformers import ViT
+from ...tasks import TEST_SEED, Problem
 from . import sources
 from .networks import ConvNet, Mixer, UNet, mlp
-from .task import TEST_SEED, Problem
 
 
 def begin_as_torch(model: nn.Module) -> nn.Module:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...muon import orthogonalize
+from ..muon import orthogonalize
 
 
 class OrthogonalSOAP(Optimizer):

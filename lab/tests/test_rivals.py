@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eigenstep.core import result as extras
+from eigenstep.core import progress as extras
 from eigenstep_lab.models.transformers import ViT
-from eigenstep_lab.registry import OPTIMIZERS, Together, build, is_hidden_matrix
+from eigenstep_lab.rivals import RIVALS, TRAINERS, Together, build, is_hidden_matrix
 
 STARTS_LATE = ("soap", "soap_2048", "klsoap", "klshampoo", "soap_reference")
 """These use the first gradient for their preconditioner only: the weights stay where they are in
@@ -42,7 +42,7 @@ def weights(model):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", TRAINERS)
 def test_every_optimizer_learns_and_repeats_itself(name):
     runs = []
     for _ in range(2):
@@ -57,7 +57,7 @@ def test_every_optimizer_learns_and_repeats_itself(name):
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", TRAINERS)
 def test_weight_decay_is_decoupled(name):
     """To first order in lr it takes lr · weight_decay · p off the weights in each step."""
     ends = []
@@ -76,7 +76,7 @@ def test_weight_decay_is_decoupled(name):
     assert shrunk == pytest.approx(steps * 1e-4 * 0.5, rel=0.05)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", TRAINERS)
 def test_who_starts_late(name):
     model = network()
     before = weights(model)
@@ -84,7 +84,7 @@ def test_who_starts_late(name):
     assert torch.equal(weights(model), before) is (name in STARTS_LATE)
 
 
-@pytest.mark.parametrize("name", [name for name, entry in OPTIMIZERS.items() if entry.interval])
+@pytest.mark.parametrize("name", [name for name in TRAINERS if RIVALS[name].interval])
 def test_interval_reaches_the_optimizer(name):
     """Preconditioners that are updated less often give other weights."""
     ends = []
@@ -97,7 +97,7 @@ def test_interval_reaches_the_optimizer(name):
     assert not torch.allclose(*ends)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", TRAINERS)
 def test_schedulers_change_the_learning_rate(name):
     model = network()
     optimizer = build(name, model.named_parameters(), lr=1e-2)
