@@ -1,5 +1,4 @@
-"""Natural gradient steps until the evidence lower bound is as close to its maximum as was asked
-for.
+"""Natural gradient steps until the evidence lower bound is as close to its maximum as was asked.
 
 Estimates of gradient and curvature are noisy, so that each step is computed from two halves of its
 points. Half the sum of the two natural gradients is the step; half their difference has the noise
@@ -12,10 +11,13 @@ objective is quadratic. The search stops when neither steps nor their noise prom
 was asked for, twice in a row.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,26 +37,31 @@ from .gaussian import (
 )
 from .models import NotFinite, Target
 
-# What is known at a Gaussian, from this many lots of points
-Estimator = Callable[[Gaussian, int], Estimate]
-SHORTEST = 1e-10  # A search for the step size gives up below this
-# Where a posterior is not Gaussian, up to this many times more is left to gain than where it is
+SHORTEST = 1e-10
+"""A search for the step size gives up below this."""
 SAFETY = 2.0
-# Without random points, a gap in nats that is no larger and no longer falls is put down to rounding
+"""Where a posterior is not Gaussian, up to this many times more is left to gain than promised."""
 ROUNDING = 1e-6
+"""Without random points, a gap in nats up to this that no longer falls is put down to rounding."""
 
 
 class Iterate(NamedTuple):
     """What is kept of each Gaussian on the way."""
 
-    elbo: float  # the evidence lower bound in nats, as estimated from the points of this step
-    error: float  # its standard error
-    # how many nats the bound is expected to be below its maximum, with noise counted as a gap
+    elbo: float
+    """The evidence lower bound in nats, as estimated from the points of this step."""
+    error: float
+    """Its standard error."""
     gap: float
-    lr: float  # the step size that led away from here
-    points: int  # how many points the step was computed from
-    ngrad: int  # gradients computed so far
-    nfev: int  # values without gradients computed so far
+    """How many nats the bound is expected to be below its maximum; noise counts as a gap."""
+    lr: float
+    """The step size that led away from here."""
+    points: int
+    """How many points the step was computed from."""
+    ngrad: int
+    """Gradients computed so far."""
+    nfev: int
+    """Values without gradients computed so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,173 +99,186 @@ class FitResult(Result):
 
 @dataclass(frozen=True)
 class Problem:
-    """What to fit a Gaussian to."""
+    """What to fit a Gaussian to.
 
-    look: Estimator
-    # The evidence lower bound of a Gaussian and its standard error
+    Attributes:
+        look: estimates what is known at a Gaussian, from this many lots of points.
+        bound: the evidence lower bound of a Gaussian and its standard error.
+        counts: what has been computed so far.
+        points: how many points a lot has; 0 if nothing is random.
+    """
+
+    look: Callable[[Gaussian, int], Estimate]
     bound: Callable[[Gaussian], tuple[float, float]]
-    counts: Target  # what has been computed so far
-    points: int  # how many points a lot has; 0 if nothing is random
+    counts: Target
+    points: int
 
 
-def descend(
-    problem: Problem,
-    q: Gaussian,
-    *,
-    max_points: int,
-    max_iter: int,
-    lr: float | Callable[[int], float] | None = None,
-    tol: float = 1e-3,
-    exact: bool = True,
-    callback: Callable[[FitResult], object] | None = None,
-    progress: bool = False,
-) -> FitResult:
-    """Take steps from ``q`` until the expected gap is at most ``tol``; with ``lr``, each takes one
-    lot of points.
-    """
-    if lr is not None and not callable(lr):
-        check_number(lr, "lr", 0.0, 1.0)
-    check_number(tol, "tol", 0.0)
-    check_size(max_iter, "max_iter")
-    if callback is not None:
-        check_function(callback, "callback")
-    descent = Descent(problem, q, lr, exact)
-    with bar(max_iter, progress) as show:
-        while True:
-            ending = descent.measure()
-            if ending is None:
-                last = descent.history[-1]
-                show(len(descent.history) - 1, f"ELBO {last.elbo:.6g}, expected gap {last.gap:.2e}")
-                ending = descent.judge(tol, max_iter, max_points)
-            if ending is None and callback is not None:
-                found = descent.result(RUNNING, descent.history[-1][:2])
-                ending = (
-                    Ending("callback", "the callback asked to stop")
-                    if callback(found) is True
-                    else None
-                )
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How far to step, and when to stop; ``eigenstep.inference.fit_gaussian`` explains each."""
+
+    max_points: int
+    max_iter: int
+    tol: float = 1e-3
+    lr: float | Callable[[int], float] | None = None
+    exact: bool = True
+    callback: Callable[[FitResult], object] | None = None
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise unless all rules are possible."""
+        if self.lr is not None and not callable(self.lr):
+            check_number(self.lr, "lr", 0.0, 1.0)
+        check_number(self.tol, "tol", 0.0)
+        check_size(self.max_iter, "max_iter")
+        if self.callback is not None:
+            check_function(self.callback, "callback")
+
+
+def descend(problem: Problem, q: Gaussian, rules: Rules) -> FitResult:
+    """Take steps from ``q`` until the expected gap is at most ``rules.tol``."""
+    descent = NaturalGradient(problem, q, rules)
+    ending = None
+    with bar(rules.max_iter) if rules.progress else nullcontext() as show:
+        while ending is None:
+            ending = descent.measure() or descent.judge()
+            if show and descent.history:
+                at = descent.history[-1]
+                text = f"ELBO {at.elbo:.6g}, expected gap {at.gap:.2e}"
+                show(len(descent.history) - 1, text)
             ending = ending or descent.advance()
-            if ending is not None:
-                return descent.result(ending, problem.bound(descent.q))
+    return descent.result(ending, problem.bound(descent.q))
 
 
-class Descent:
-    """The present Gaussian, what is known there, and the rules for step size and number
-    of points.
+class NaturalGradient:
+    """The present Gaussian and what is known there; rules for step size and number of points.
+
+    With a fixed ``lr``, each step takes one lot of points.
     """
 
-    def __init__(
-        self, problem: Problem, q: Gaussian, lr: float | Callable[[int], float] | None, exact: bool
-    ) -> None:
+    def __init__(self, problem: Problem, q: Gaussian, rules: Rules) -> None:
         """Look at the start."""
-        self.problem, self.q, self.lr, self.exact = problem, q, lr, exact
-        self.halves, self.lots = 2 if lr is None and problem.points else 1, 1
+        self.problem = problem
+        self.q = q
+        self.rules = rules
+        self.halves = 2 if rules.lr is None and problem.points else 1
+        self.lots = 1
         try:
             self.parts = self._look_at(q)
         except NotFinite as error:
             raise ValueError(
                 f"log_joint must be finite around the start: {error}. Start elsewhere or with a "
-                "larger precision0, and "
-                "transform bounded parameters to unbounded ones"
+                "larger precision0, and transform bounded parameters to unbounded ones"
             ) from error
-        self.found = combine(self.parts)
+        self.estimate = combine(self.parts)
         self.longest_beta = 0.5 if problem.points else 1.0
-        self.beta, self.factor = self.longest_beta, 1.0
-        self.direction, self.noisy = torch.zeros(()), False
+        self.beta = self.longest_beta
+        self.factor = 1.0
+        self.direction = torch.zeros(())
+        self.noisy = False
         self.left = [math.inf]
         self.history: list[Iterate] = []
 
     def measure(self) -> Ending | None:
         """Take down how much signal and noise there is, and choose the size of the step."""
-        self.found, before = combine(self.parts), self.direction
-        self.direction, longest = natural_gradient(self.q, self.found, self.exact)
-        gain, noise = half_square(self.direction), 0.0
+        self.estimate = combine(self.parts)
+        before = self.direction
+        self.direction, longest = self._direction(self.estimate)
+        gain = half_square(self.direction)
         if not math.isfinite(gain):
-            return Ending(
-                "nonfinite",
-                "the natural gradient, or its curvature, is too large for the number format",
-            )
+            message = "the natural gradient, or its curvature, is too large for the number format"
+            return Ending("nonfinite", message)
+        noise = 0.0
         if self.halves == 2:
-            noise = half_square(
-                natural_gradient(self.q, self.parts[0], self.exact)[0] - self.direction
-            )
-        self.noisy = gain < 2 * noise  # The gain is that of signal and noise together.
+            noise = half_square(self._direction(self.parts[0])[0] - self.direction)
+        self.noisy = gain < 2 * noise  # the gain is that of signal and noise together
         if not self.noisy and (self.direction * before).sum() < 0:
             self.factor = 0.5
         self.beta = min(longest, self._wanted_step())
         self.left.append(max(gain, noise))
-        points, counts = self.problem.points, self.problem.counts
-        # Chance may hide a gap once, but hardly ever twice in a row.
-        gap = SAFETY * max(self.left[-2:]) if points else gain
-        seen = -self.found.value, self.found.error, gap, self.beta, points * self.halves * self.lots
-        self.history.append(Iterate(*seen, counts.ngrad, counts.nfev))
+        self.history.append(
+            Iterate(
+                elbo=-self.estimate.value,
+                error=self.estimate.error,
+                # Chance may hide a gap once, but hardly ever twice in a row.
+                gap=SAFETY * max(self.left[-2:]) if self.problem.points else gain,
+                lr=self.beta,
+                points=self.problem.points * self.halves * self.lots,
+                ngrad=self.problem.counts.ngrad,
+                nfev=self.problem.counts.nfev,
+            )
+        )
         return None
 
-    def judge(self, tol: float, max_iter: int, max_points: int) -> Ending | None:
+    def judge(self) -> Ending | None:
         """Tell whether the descent is over."""
-        gap, points = self.history[-1].gap, self.history[-1].points
-        if gap <= tol:
-            return Ending("tol", f"the expected gap of {gap:.3g} nats is at most tol", success=True)
-        if points == 0 and self.left[-2] <= gap <= ROUNDING:
-            return Ending("rounding", f"the gap of {gap:.3g} nats is due to rounding", success=True)
-        if len(self.history) > max_iter:
-            return Ending(
-                "max_iter",
-                f"max_iter={max_iter} steps are done, the expected gap is {gap:.3g} nats",
-            )
-        if self.noisy and 2 * points > max_points:
-            why = (
-                f"the gap of {gap:.3g} nats is mostly noise, and more than {max_points} "
-                "points are not allowed"
-            )
-            return Ending("noise", why)
+        at = self.history[-1]
+        gap = f"gap of {at.gap:.3g} nats"
+        if at.gap <= self.rules.tol:
+            return Ending("tol", f"the expected {gap} is at most tol", success=True)
+        if at.points == 0 and self.left[-2] <= at.gap <= ROUNDING:
+            return Ending("rounding", f"the {gap} is due to rounding", success=True)
+        if len(self.history) > (limit := self.rules.max_iter):
+            message = f"max_iter={limit} steps are done, the expected gap is {at.gap:.3g} nats"
+            return Ending("max_iter", message)
+        if self.noisy and 2 * at.points > (limit := self.rules.max_points):
+            message = f"the {gap} is mostly noise, and more than {limit} points are not allowed"
+            return Ending("noise", message)
+        callback = self.rules.callback
+        if callback is not None and callback(self.result(RUNNING, (at.elbo, at.error))) is True:
+            return Ending("callback", "the callback asked to stop")
         return None
 
     def advance(self) -> Ending | None:
         """Take a step, or prepare for a shorter one."""
         self.lots *= 2 if self.noisy else 1
-        self.factor, trouble = 2.0, ""
+        trouble = ""
         try:
-            new = step(self.q, self.found, self.beta, self.exact)
-            there = self._look_at(new)
-            if self.lr is None and _is_worse(combine(there), self.found):
+            new = step(self.q, self.estimate, self.beta, self.rules.exact)
+            parts = self._look_at(new)
+            if self.rules.lr is None and _is_worse(combine(parts), self.estimate):
                 trouble = "the objective rises"
+                new = self.q
                 # What is known here may have been good luck.
-                there, new = self._look_at(self.q) if self.problem.points else self.parts, self.q
-            self.q, self.parts = new, there
+                parts = self._look_at(new) if self.problem.points else self.parts
+            self.q = new
+            self.parts = parts
         except (NotFinite, NotPositiveDefinite) as error:
             trouble = str(error)
-        if trouble and self.lr is not None:
+        if trouble and self.rules.lr is not None:
             return Ending("stuck", f"no step of size {self.beta:.3g} is possible: {trouble}")
         if trouble and self.beta < SHORTEST:
             return Ending("stuck", f"no step helps, however short: {trouble}")
-        self.factor = 0.5 if trouble else self.factor
+        self.factor = 0.5 if trouble else 2.0
         return None
 
     def result(self, ending: Ending, bound: tuple[float, float]) -> FitResult:
         """Return what came out so far, given the evidence lower bound and its standard error."""
-        counts: Any = {
-            "nfev": self.problem.counts.nfev,
-            "ngrad": self.problem.counts.ngrad,
-            "history": self.history,
-        }
-        evidence = bound[0] if self.problem.points else -self.found.value
-        found: Any = {
-            "posterior": self.q,
-            "elbo": bound[0],
-            "elbo_error": bound[1],
-            "log_evidence": evidence,
-        }
-        return FitResult(**vars(ending), nit=max(len(self.history) - 1, 0), **counts, **found)
+        return FitResult(
+            **vars(ending),
+            nit=max(len(self.history) - 1, 0),
+            nfev=self.problem.counts.nfev,
+            ngrad=self.problem.counts.ngrad,
+            history=self.history,
+            posterior=self.q,
+            elbo=bound[0],
+            elbo_error=bound[1],
+            log_evidence=bound[0] if self.problem.points else -self.estimate.value,
+        )
 
-    def _look_at(self, at: Gaussian) -> list[Estimate]:
-        return [self.problem.look(at, self.lots) for _ in range(self.halves)]
+    def _look_at(self, q: Gaussian) -> list[Estimate]:
+        return [self.problem.look(q, self.lots) for _ in range(self.halves)]
+
+    def _direction(self, estimate: Estimate) -> tuple[Tensor, float]:
+        return natural_gradient(self.q, estimate, self.rules.exact)
 
     def _wanted_step(self) -> float:
-        if self.lr is None:
+        lr = self.rules.lr
+        if lr is None:
             return min(self.longest_beta, self.factor * self.beta)
         at = len(self.history)
-        beta = self.lr(at) if callable(self.lr) else self.lr
+        beta = lr(at) if callable(lr) else lr
         if isinstance(beta, (int, float)) and not 0 < beta <= 1:
             raise ValueError(f"lr must be above 0 and at most 1, got {beta} at step {at}")
         check_number(beta, f"lr({at})", 0.0, 1.0)
@@ -270,24 +290,24 @@ def half_square(direction: Tensor) -> float:
     return 0.5 * direction.square().sum().item()
 
 
-def step(q: Gaussian, found: Estimate, lr: float, exact: bool = True) -> Gaussian:
+def step(q: Gaussian, estimate: Estimate, lr: float, exact: bool = True) -> Gaussian:
     """Return the Gaussian after one natural gradient step."""
     means, precisions = {}, {}
     for name, S in q.precisions.items():
-        new = average(S, found.curvatures[name], lr=lr, damping=found.damping, exact=exact)
-        precisions[name] = new
-        means[name] = q.means[name] - lr * new.solve(found.gradients[name]).reshape(
-            q.means[name].shape
-        )
+        curvature = estimate.curvatures[name]
+        precisions[name] = average(S, curvature, lr=lr, damping=estimate.damping, exact=exact)
+        change = precisions[name].solve(estimate.gradients[name])
+        means[name] = q.means[name] - lr * change.reshape(q.means[name].shape)
     return Gaussian(means, precisions)
 
 
-def natural_gradient(q: Gaussian, found: Estimate, exact: bool = True) -> tuple[Tensor, float]:
+def natural_gradient(q: Gaussian, estimate: Estimate, exact: bool = True) -> tuple[Tensor, float]:
     """Return the natural gradient in orthonormal coordinates, and the longest step that is safe."""
-    parts, longest = [], 1.0
+    parts = []
+    longest = 1.0
     for name, S in q.precisions.items():
-        tangent, low, high = tangent_vector(S, found.curvatures[name], found.damping)
-        parts += [tangent, -S.matmul(found.gradients[name], -0.5).flatten()]
+        tangent, low, high = tangent_vector(S, estimate.curvatures[name], estimate.damping)
+        parts += [tangent, -S.matmul(estimate.gradients[name], -0.5).flatten()]
         longest = min(longest, longest_step(low, high, exact))
     return torch.cat(parts), longest
 
@@ -295,7 +315,5 @@ def natural_gradient(q: Gaussian, found: Estimate, exact: bool = True) -> tuple[
 def _is_worse(after: Estimate, before: Estimate) -> bool:
     """Tell whether the objective rose by more than what noise and rounding explain."""
     rounding = 1e-12 * (1 + abs(before.objective))
-    return (
-        not after.objective - before.objective
-        <= 2 * math.hypot(before.error, after.error) + rounding
-    )
+    noise = 2 * math.hypot(before.error, after.error)
+    return not after.objective - before.objective <= noise + rounding

@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_function, check_size, choose
-from .descent import FitResult, Problem, descend
+from .descent import FitResult, Problem, Rules, descend
 from .estimates import FROM_MODEL, SOURCES, Estimate, check_samples, combine, elbo_of, estimate
 from .gaussian import Gaussian, Parameters
 from .models import Target
 
-# For each parameter, by default
 POINTS = {"reparametrization": 2, "gradient-outer-product": 8, "reinforce": 32}
-AT_ONCE = 64  # Points that are evaluated together, or samples if that is more
-# The fewest points that curvature can be estimated from
+"""By default this many points for each parameter."""
 LEAST = {"reparametrization": 2, "reinforce": 4}
+"""The fewest points that curvature can be estimated from."""
+AT_ONCE = 64
+"""At most this many points are evaluated together, or ``samples`` if that is more."""
 
 
 def fit_gaussian(
@@ -114,27 +115,27 @@ def fit_gaussian(
 
     def look(at: Gaussian, lots: int) -> Estimate:
         # Few points at once waste time, many take much memory.
-        joined = max(
-            n for n in (1, 2, 4, 8, 16, 32) if lots % n == 0 and (n == 1 or n * samples <= AT_ONCE)
-        )
-        return combine(
-            [
-                estimate(target, at, curvature, joined * samples, generator)
-                for _ in range(lots // joined)
-            ]
-        )
+        sizes = (32, 16, 8, 4, 2)
+        joined = next((n for n in sizes if lots % n == 0 and n * samples <= AT_ONCE), 1)
+        count = joined * samples
+        parts = (estimate(target, at, curvature, count, generator) for _ in range(lots // joined))
+        return combine(list(parts))
 
-    problem = Problem(look, lambda at: elbo_of(target, at, elbo_samples, seed + 1), target, samples)
-    tol = (1e-3 if samples else 1e-20) if tol is None else tol
-    how: Any = {
-        "lr": lr,
-        "tol": tol,
-        "max_iter": max_iter,
-        "exact": exact,
-        "callback": callback,
-        "progress": progress,
-    }
-    return descend(problem, q, max_points=max_samples, **how)
+    def bound(at: Gaussian) -> tuple[float, float]:
+        return elbo_of(target, at, elbo_samples, seed + 1)
+
+    if tol is None:
+        tol = 1e-3 if samples else 1e-20
+    rules = Rules(
+        max_points=max_samples,
+        max_iter=max_iter,
+        tol=tol,
+        lr=lr,
+        exact=exact,
+        callback=callback,
+        progress=progress,
+    )
+    return descend(Problem(look, bound, target, samples), q, rules)
 
 
 def laplace(
@@ -143,7 +144,5 @@ def laplace(
     precision0: object = "full",
     **options: Any,
 ) -> FitResult:
-    """Return Laplace's approximation: ``fit_gaussian`` at the mean alone (``samples=0``), with all
-    other options.
-    """
+    """Return Laplace's approximation: ``fit_gaussian`` at the mean alone (``samples=0``)."""
     return fit_gaussian(log_joint, mean0, precision0, samples=0, **options)

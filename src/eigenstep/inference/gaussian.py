@@ -1,5 +1,4 @@
-"""Gaussians whose inverse covariance is held as spectral factors: what inference learns and
-returns.
+"""Gaussians with an inverse covariance in spectral form: what inference learns and returns.
 
 Parameters are one tensor of any shape, or a dictionary of tensors such as a network's; each tensor
 is a *block* with a precision matrix ``S`` of its own, and blocks are independent of each other.
@@ -14,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -22,13 +22,15 @@ from torch.linalg import diagonal
 
 from ..core.checks import check_beside, check_finite, check_positive, check_size, check_wide
 from ..core.curvature import Curvature, project, project_identity
-from ..core.matrices import KINDS, SPD, Full, Kronecker, factors_of
+from ..core.matrices import SPD, Diagonal, Full, Kronecker, factors_of
 from ..core.step import Turning, symmetrize
 from ..core.update import update
 
-Parameters = Tensor | dict[str, Tensor]  # What a model depends on: one tensor, or named ones
+Parameters = Tensor | dict[str, Tensor]
+"""What a model depends on: one tensor, or named ones."""
 Blocks = dict[str, Tensor]
-ONLY = ""  # Name of the only block where parameters are one tensor
+ONLY = ""
+"""Name of the only block where parameters are one tensor."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +47,22 @@ class Gaussian:
 
     @classmethod
     def start(cls, mean: object, precision: object = "full") -> Gaussian:
-        """Return the Gaussian where learning starts; arguments as ``mean0`` and ``precision0`` of
-        ``fit_gaussian``.
+        """Return the Gaussian where learning starts, as ``fit_gaussian`` explains its arguments.
 
         A Kronecker product has one factor for each axis of its block.
         """
         means = as_blocks(mean, "mean")
-        given = precision if isinstance(precision, Mapping) else dict.fromkeys(means, precision)
-        if set(given) != set(means):
+        if not isinstance(precision, Mapping):
+            precision = dict.fromkeys(means, precision)
+        if set(precision) != set(means):
             raise ValueError(
-                f"precision must be given for each of {list(means)}, got {list(given)}"
+                f"precision must be given for each of {list(means)}, got {list(precision)}"
             )
-        return cls(
-            means,
-            {n: _matrix(given[n], tensor, label("precision", n)) for n, tensor in means.items()},
-        )
+        precisions = {
+            name: _matrix(precision[name], tensor, label("precision", name))
+            for name, tensor in means.items()
+        }
+        return cls(means, precisions)
 
     @property
     def mean(self) -> Parameters:
@@ -82,15 +85,15 @@ class Gaussian:
         return next(iter(self.means.values())).device
 
     def covariance(self) -> Tensor | Blocks:
-        """Return the covariance of the flattened parameters as an ordinary matrix, or one for each
-        block.
-        """
+        """Return the covariance of the flattened parameters, or one for each block, dense."""
         return unwrap({name: S.dense(-1) for name, S in self.precisions.items()})
 
     def std(self) -> Parameters:
         """Return the standard deviation of every parameter, in the shape of the mean."""
-        stds = {n: S.dense(-1).diagonal().sqrt() for n, S in self.precisions.items()}
-        return unwrap({n: std.reshape(self.means[n].shape) for n, std in stds.items()})
+        variances = {name: S.dense(-1).diagonal() for name, S in self.precisions.items()}
+        return unwrap(
+            {name: v.sqrt().reshape(self.means[name].shape) for name, v in variances.items()}
+        )
 
     def logdet(self) -> float:
         """Return ``log det S`` of all blocks together."""
@@ -98,23 +101,18 @@ class Gaussian:
 
     def deviations(self, count: int, generator: torch.Generator | None = None) -> Blocks:
         """Draw ``w - mean`` as events of the precision matrices, shape ``(count, *sizes)``."""
-        return {
-            name: S.sample((count,), generator=generator) for name, S in self.precisions.items()
-        }
+        return {n: S.sample((count,), generator=generator) for n, S in self.precisions.items()}
 
     def points(self, deviations: Blocks) -> Blocks:
         """Return ``w``, shape ``(K, *shape)``, given deviations of the mean."""
-        return {
-            name: mean + deviations[name].reshape(-1, *mean.shape)
-            for name, mean in self.means.items()
-        }
+        return {n: mean + deviations[n].reshape(-1, *mean.shape) for n, mean in self.means.items()}
 
     def whitened_square(self, deviations: Blocks) -> Tensor:
         """Return ``(w - mean)^T S (w - mean)`` for each of the deviations, shape ``(K,)``."""
-        parts = [
-            deviations[n].mul(S.matmul(deviations[n])).flatten(1).sum(1)
-            for n, S in self.precisions.items()
-        ]
+        parts = []
+        for name, S in self.precisions.items():
+            x = deviations[name]
+            parts.append(x.mul(S.matmul(x)).flatten(1).sum(1))
         return torch.stack(parts).sum(0)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Parameters:
@@ -123,18 +121,15 @@ class Gaussian:
         return unwrap(self.points(self.deviations(count, generator)))
 
     def log_prob(self, parameters: Parameters) -> Tensor:
-        """Return the log density of parameters that are stacked along the first axis, as ``sample``
-        does.
-        """
+        """Return the log density of parameters, stacked along the first axis as by ``sample``."""
         points = as_blocks(parameters, "parameters")
         if set(points) != set(self.means):
             raise ValueError(f"parameters must name {list(self.means)}, got {list(points)}")
         for name, mean in self.means.items():
-            if points[name].ndim == 0 or points[name].shape[1:] != mean.shape:
-                wanted, got = ", ".join(["K", *map(str, mean.shape)]), tuple(points[name].shape)
-                raise ValueError(
-                    f"{label('parameters', name)} must have shape ({wanted}), got {got}"
-                )
+            got = tuple(points[name].shape)
+            if not got or got[1:] != mean.shape:
+                want = ", ".join(["K", *map(str, mean.shape)])
+                raise ValueError(f"{label('parameters', name)} must have shape ({want}), got {got}")
             check_beside(points[name], "parameters", mean, "the mean")
         if len({len(tensor) for tensor in points.values()}) > 1:
             raise ValueError(
@@ -146,9 +141,7 @@ class Gaussian:
 
 
 def event(S: SPD, x: Tensor) -> Tensor:
-    """Reshape tensors along the first axis to what ``S`` acts on: vectors, or tensors for a
-    Kronecker product.
-    """
+    """Reshape tensors along the first axis to what ``S`` acts on."""
     return x.reshape(len(x), *S.sizes)
 
 
@@ -184,51 +177,67 @@ def label(name: str, block: str) -> str:
     return name if block == ONLY else f"{name}[{block!r}]"
 
 
-def _matrix(given: object, mean: Tensor, name: str) -> SPD:
-    if isinstance(given, Tensor):
-        raise TypeError(
+def _matrix(precision: object, mean: Tensor, name: str) -> SPD:
+    """Return a precision matrix of one block from what a user says about it."""
+    if isinstance(precision, SPD):
+        return _fitting(precision, mean, name)
+    if precision == "kronecker" and mean.ndim == 0:
+        raise ValueError(f'{name}="kronecker" needs a mean with at least one axis')
+    if isinstance(precision, str) and precision in STRUCTURES:
+        return STRUCTURES[precision](mean)
+    if isinstance(precision, (int, float)) and not isinstance(precision, bool):
+        if not 0 < precision < math.inf:
+            raise ValueError(f"{name} must be positive and finite, got {precision}")
+        identity = _identity(Full, mean)
+        return replace(identity, eigs=precision * identity.eigs)
+    raise _no_matrix(precision, name)
+
+
+def _identity(kind: type[Full] | type[Diagonal], mean: Tensor) -> Full | Diagonal:
+    return kind.identity(mean.numel(), dtype=mean.dtype, device=mean.device)
+
+
+STRUCTURES: dict[str, Callable[[Tensor], SPD]] = {
+    "full": partial(_identity, Full),
+    "diagonal": partial(_identity, Diagonal),
+    "kronecker": lambda mean: Kronecker.identity(
+        tuple(mean.shape), dtype=mean.dtype, device=mean.device
+    ),
+}
+"""Identities by structure, to fit a mean."""
+
+
+def _no_matrix(precision: object, name: str) -> Exception:
+    if isinstance(precision, Tensor):
+        return TypeError(
             f"{name} must be a structure, a number or a matrix in spectral form, got a tensor: "
-            "wrap it in "
-            "Full.from_dense or Diagonal.from_dense"
+            "wrap it in Full.from_dense or Diagonal.from_dense"
         )
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        if not 0 < given < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got {given}")
-        size = mean.numel()
-        return Full(torch.eye(size).to(mean), torch.full((size,), float(given)).to(mean))
-    like: Any = {"dtype": mean.dtype, "device": mean.device}
-    if isinstance(given, str) and given in ("full", "diagonal"):
-        return KINDS[given].identity(mean.numel(), **like)
-    if given == "kronecker":
-        if mean.ndim == 0:
-            raise ValueError(f'{name}="kronecker" needs a mean with at least one axis')
-        return Kronecker.identity(tuple(mean.shape), **like)
-    if not isinstance(given, SPD):
-        kind, got = (
-            (ValueError, repr(given))
-            if isinstance(given, str)
-            else (TypeError, type(given).__name__)
-        )
-        raise kind(
-            f"{name} must be one of full, diagonal, kronecker, a number or a matrix, got {got}"
-        )
-    factors_of(given)
-    want = tuple(mean.shape) if isinstance(given, Kronecker) else (mean.numel(),)
-    if given.batch_shape or given.sizes != want:
+    wanted = f"{name} must be one of full, diagonal, kronecker, a number or a matrix"
+    if isinstance(precision, str):
+        return ValueError(f"{wanted}, got {precision!r}")
+    return TypeError(f"{wanted}, got {type(precision).__name__}")
+
+
+def _fitting(S: SPD, mean: Tensor, name: str) -> SPD:
+    """Return a matrix of the user's, after a check that it fits the mean."""
+    factors_of(S)
+    want = tuple(mean.shape) if isinstance(S, Kronecker) else (mean.numel(),)
+    if S.batch_shape or S.sizes != want:
         raise ValueError(
-            f"{name} must act on shape {want} without a batch, got {tuple(given.spectrum.shape)}"
+            f"{name} must act on shape {want} without a batch, got {tuple(S.spectrum.shape)}"
         )
-    check_beside(given.spectrum, name, mean, "mean")
-    check_finite(given.spectrum, f"the spectrum of {name}")
-    check_positive(given.spectrum, name)
-    return given
+    check_beside(S.spectrum, name, mean, "mean")
+    check_finite(S.spectrum, f"the spectrum of {name}")
+    check_positive(S.spectrum, name)
+    return S
 
 
 Structure = TypeVar("Structure", bound=SPD)
-# Turns of an exact step: 64 for a matrix of condition 1e12 in an unknown basis
 SWEEPS = (4, 16, 64)
-# Where curvature is negative, an exact step leaves at least this fraction of S in every direction
+"""Numbers of turns that an exact step tries; 64 suit a condition of 1e12 in an unknown basis."""
 KEEP = 0.25
+"""Where curvature is negative, an exact step leaves this part of S or more in every direction."""
 
 
 class NotPositiveDefinite(ArithmeticError):
@@ -244,25 +253,18 @@ def average(
     damping: float = 0.0,
     exact: bool = True,
 ) -> Structure:
-    """Return ``(1 - lr decay) S + lr (H + damping I)`` in spectral form, for a Kronecker product
-    factor by factor.
+    """Return ``(1 - lr decay) S + lr (H + damping I)`` in spectral form, factor by factor.
 
     Either exactly, up to rounding, or ``NotPositiveDefinite`` is raised; or by the paper's update,
     which agrees to first order in ``lr`` and stays positive definite whatever comes.
     """
+    step = partial(update, curvature=curvature, lr=lr, decay=decay, damping=damping)
     if not exact:
-        return update(S, curvature, lr=lr, decay=decay, damping=damping)
+        return step(S)
     start = _map_full(S, Full.with_residual)
     for sweeps in SWEEPS:
-        new = update(
-            start,
-            curvature,
-            lr=lr,
-            decay=decay,
-            damping=damping,
-            positive=_move_exactly,
-            turning=Turning(sweeps=sweeps, rayleigh=True),
-        )
+        turning = Turning(sweeps=sweeps, rayleigh=True)
+        new = step(start, positive=_move_exactly, turning=turning)
         if all(_is_diagonal(factor) for factor in factors_of(new) if isinstance(factor, Full)):
             break
     return _map_full(new, lambda factor: replace(factor, residual=None))
@@ -270,20 +272,14 @@ def average(
 
 def _map_full(S: Structure, function: Callable[[Full], Full]) -> Structure:
     """Apply a function to all full factors."""
-    if isinstance(S, Kronecker):
-        factors = tuple(
-            function(factor) if isinstance(factor, Full) else factor for factor in S.factors
-        )
-        return cast(Structure, replace(S, factors=factors))
-    return cast(Structure, function(S)) if isinstance(S, Full) else S
+    factors = tuple(function(f) if isinstance(f, Full) else f for f in factors_of(S))
+    return cast(Structure, replace(S, factors=factors) if isinstance(S, Kronecker) else factors[0])
 
 
 def _is_diagonal(factor: Full) -> bool:
-    """Tell whether the average, which the factor remembers, is diagonal up to rounding in the basis
-    that was found.
-    """
-    memory = cast(Tensor, factor.residual)
-    off = memory - torch.diag_embed(diagonal(memory))
+    """Tell whether the average, kept as the residual, is diagonal up to rounding."""
+    residual = cast(Tensor, factor.residual)
+    off = residual - torch.diag_embed(diagonal(residual))
     roots = factor.eigs.rsqrt()
     return bool((roots[:, None] * off * roots).abs().max() <= torch.finfo(roots.dtype).eps ** 0.75)
 
@@ -293,8 +289,7 @@ def _move_exactly(eigs: Tensor, target: Tensor) -> Tensor:
     if not (target > 0).all() or not torch.isfinite(target).all():
         raise NotPositiveDefinite(
             f"the average of S and the curvature has an eigenvalue {target.min():.3g} beside "
-            f"{target.max():.3g}: it is "
-            f"not positive definite, or not to {eigs.dtype} rounding"
+            f"{target.max():.3g}: it is not positive definite, or not to {eigs.dtype} rounding"
         )
     return target
 
@@ -302,28 +297,29 @@ def _move_exactly(eigs: Tensor, target: Tensor) -> Tensor:
 def tangent_vector(
     S: SPD, curvature: Curvature, damping: float = 0.0
 ) -> tuple[Tensor, float, float]:
-    """Return the natural gradient step ``H - S`` in orthonormal coordinates of the Fisher-Rao
-    metric, as one vector.
+    """Return the natural gradient step ``H - S`` as one vector, and the range of ``H``.
 
-    Its squared length is twice the decrease of the variational objective that a full step promises.
-    The other numbers are the smallest and the largest eigenvalue of ``S^-1/2 H S^-1/2``. The
-    damping is a part of ``H``.
+    The coordinates are orthonormal in the Fisher-Rao metric: the squared length is twice the
+    decrease of the variational objective that a full step promises. The range is the smallest and
+    the largest eigenvalue of ``S^-1/2 H S^-1/2``. The damping is a part of ``H``.
     """
-    total, parts, low, high = math.prod(S.sizes), [], math.inf, -math.inf
+    total = math.prod(S.sizes)
+    parts = []
+    low, high = math.inf, -math.inf
     for factor, w, identity in zip(
         factors_of(S), project(S, curvature), project_identity(S), strict=True
     ):
         roots = factor.eigs.rsqrt()
+        damped = damping * identity * roots.square()
         if isinstance(factor, Full):
-            relative = symmetrize(roots[:, None] * w * roots) + torch.diag(
-                damping * identity * roots.square()
-            )
+            relative = symmetrize(roots[:, None] * w * roots) + torch.diag(damped)
             extremes = torch.linalg.eigvalsh(relative)
             turned = factor.basis @ relative @ factor.basis.mT
         else:
-            extremes = w * roots.square() + damping * identity * roots.square()
+            extremes = w * roots.square() + damped
             turned = torch.diag(extremes)
-        low, high = min(low, extremes.min().item()), max(high, extremes.max().item())
+        low = min(low, extremes.min().item())
+        high = max(high, extremes.max().item())
         mean = diagonal(turned).mean()
         weight = (total / len(roots) / 2) ** 0.5
         parts.append(weight * (turned - mean * torch.eye(len(roots)).to(turned)).flatten())

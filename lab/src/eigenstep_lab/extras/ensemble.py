@@ -30,7 +30,7 @@ from eigenstep.core.checks import (
 )
 from eigenstep.core.curvature import OuterProducts
 from eigenstep.core.matrices import Full
-from eigenstep.inference.descent import FitResult, Problem, descend
+from eigenstep.inference.descent import FitResult, Problem, Rules, descend
 from eigenstep.inference.estimates import Estimate, check_samples, elbo_of, objective
 from eigenstep.inference.gaussian import ONLY, Gaussian
 from eigenstep.inference.models import NotFinite, Target
@@ -86,7 +86,7 @@ def ensemble_inversion(
         return problem.estimate(at, torch.cat([half, -half]))
 
     fitted = Problem(look, lambda at: elbo_of(target, at, elbo_samples, seed + 1), target, members)
-    return descend(fitted, q, max_points=max_members, **{"max_iter": 200, **options})
+    return descend(fitted, q, Rules(max_points=max_members, **{"max_iter": 200, **options}))
 
 
 class InverseProblem:
