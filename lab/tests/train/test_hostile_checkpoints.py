@@ -1,13 +1,10 @@
-"""Checkpoints that somebody else put into the run's folder, with checksums that are right: nothing
-in them may run.
-"""
+"""Checkpoints with right checksums that somebody else wrote: nothing in them may run."""
 
 import io
 import pickle
 import shutil
 import struct
 import zipfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,16 +19,15 @@ from eigenstep_lab.train.checkpoint import SUMS, TABLE
 
 @pytest.fixture(autouse=True)
 def trap(tmp_path, monkeypatch):
-    """A module that tells when it is imported, and a file that code in a checkpoint would leave
-    behind.
-    """
+    """A module that leaves a file behind when it is imported, and a method that may not change."""
     (tmp_path / "trap").mkdir()
-    (tmp_path / "trap" / "__init__.py").write_text(
-        f"open({str(tmp_path / 'sprung')!r}, 'w').close()"
-    )
+    spring = f"open({str(tmp_path / 'sprung')!r}, 'w').close()"
+    (tmp_path / "trap" / "__init__.py").write_text(spring)
     monkeypatch.syspath_prepend(str(tmp_path))
+    before = Metadata.__init__
     yield
     assert not (tmp_path / "sprung").exists(), "code of the checkpoint was run"
+    assert Metadata.__init__ is before
 
 
 def text(value):
@@ -42,33 +38,30 @@ def call(module, name, *arguments):
     return b"c" + f"{module}\n{name}\n".encode() + b"(" + b"".join(arguments) + b"tR"
 
 
-def attacks(folder):
-    """Pickles that leave a file behind, or change what a class does, when they are read without
-    limits.
-    """
-    spring = f"open({str(folder / 'sprung')!r}, 'w').close()"
-    return {
-        "system": call("os", "system", text(f"touch {folder / 'sprung'}")),
-        "eval": call("builtins", "eval", text(spring)),
-        "find_spec": call("importlib.util", "find_spec", text("trap.inner")),
-        # A name that is not allowed, reached through a package that was trusted as a whole.
-        "find_spec of a package": call("importlib.util", "find_spec", text("trap.inner"))
-        + b"cpytorch_optimizer.optimizer\nfind_spec\n",
-        "getattr chain": call(
-            "builtins", "getattr", call("builtins", "__import__", text("trap")), text("__name__")
-        ),
-        "persistent id": text(spring) + b"Q",
-        "extension": b"\x82\x01",
-        "class": b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
-        + b"(N}" + text("__init__") + b"cos\nsystem\nst" + b"b",
-    }  # fmt: skip
+ATTACKS = {
+    "system": lambda folder: call("os", "system", text(f"touch {folder / 'sprung'}")),
+    # A name that is not allowed, reached through a package that is trusted as a whole
+    "package": lambda _: (
+        call("importlib.util", "find_spec", text("trap.inner"))
+        + b"cpytorch_optimizer.optimizer\nfind_spec\n"
+    ),
+    "getattr": lambda _: call(
+        "builtins", "getattr", call("builtins", "__import__", text("trap")), text("__name__")
+    ),
+    # An allowed class gets another method
+    "class": lambda _: (
+        b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
+        + b"(N}"
+        + text("__init__")
+        + b"cos\nsystem\nstb"
+    ),
+}
+"""Pickles that do harm when they are read without limits."""
 
 
-NAMES = sorted(attacks(Path()))
-
-
-def pickled(body):
-    return b"\x80\x02" + body + b"."
+@pytest.fixture(params=ATTACKS)
+def attack(request, tmp_path):
+    return b"\x80\x02" + ATTACKS[request.param](tmp_path) + b"."
 
 
 def as_pt(raw):
@@ -79,25 +72,6 @@ def as_pt(raw):
         archive.writestr("archive/version", "3\n")
         archive.writestr("archive/byteorder", "little")
     return buffer.getvalue()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_file_runs_nothing(tmp_path, name):
-    path = tmp_path / "step-000000001.pt"
-    path.write_bytes(as_pt(pickled(attacks(tmp_path)[name])))
-    checksums.write(tmp_path / "step-000000001.pt.sha256", {path.name: checksums.digest(path)})
-    with pytest.raises(
-        ValueError, match=r"step-000000001.pt is damaged .*delete it and repeat the command"
-    ):
-        checkpoint.load(path)
-
-
-def test_classes_are_those_of_their_modules():
-    for module, names in checkpoint.CLASSES.items():
-        for found in checkpoint._allowed([f"{module}.{name}" for name in names]):
-            assert isinstance(found, type)
-            assert found.__module__ == module
-    assert checkpoint._allowed(["pytorch_optimizer.optimizer.find_spec", "os.system"]) == []
 
 
 def network():
@@ -123,6 +97,55 @@ def seal(folder):
     checksums.write(folder / SUMS, {name: checksums.digest(folder / name) for name in names})
 
 
+def refuse(folder, message=r"step-000000001.dcp is damaged .*delete it and repeat the command"):
+    seal(folder)
+    with pytest.raises(ValueError, match=message):
+        parallel.peek(folder, "settings")
+
+
+def test_a_file_runs_nothing(tmp_path, attack):
+    path = tmp_path / "step-000000001.pt"
+    path.write_bytes(as_pt(attack))
+    checksums.write(tmp_path / "step-000000001.pt.sha256", {path.name: checksums.digest(path)})
+    with pytest.raises(ValueError, match=r"step-000000001.pt is damaged .*delete it and repeat"):
+        checkpoint.load(path)
+
+
+def test_the_table_of_contents_runs_nothing(folder, attack):
+    (folder / TABLE).write_bytes(attack)
+    refuse(folder)
+
+
+def test_what_is_no_tensor_runs_nothing(folder, attack):
+    """The entry of the settings is replaced, and the table of contents follows."""
+    table = pickle.loads((folder / TABLE).read_bytes())
+    evil = as_pt(attack)
+    (folder / "__9_0.distcp").write_bytes(evil)
+    for index, entry in table.storage_data.items():
+        if index.fqn == "progress.settings":
+            entry.relative_path, entry.offset, entry.length = "__9_0.distcp", 0, len(evil)
+    (folder / TABLE).write_bytes(pickle.dumps(table))
+    refuse(folder)
+
+
+@pytest.mark.parametrize("place", ["../secret", "/etc/hostname", SUMS])
+def test_a_table_of_contents_stays_in_its_folder(folder, tmp_path, place):
+    shutil.copy(next(folder.glob("*.distcp")), tmp_path / "secret")
+    table = pickle.loads((folder / TABLE).read_bytes())
+    for entry in table.storage_data.values():
+        entry.relative_path = place
+    (folder / TABLE).write_bytes(pickle.dumps(table))
+    refuse(folder, "names a file that is no part of it")
+
+
+def test_classes_are_those_of_their_modules():
+    for module, names in checkpoint.CLASSES.items():
+        for allowed in checkpoint._allowed([f"{module}.{name}" for name in names]):
+            assert isinstance(allowed, type)
+            assert allowed.__module__ == module
+    assert checkpoint._allowed(["pytorch_optimizer.optimizer.find_spec", "os.system"]) == []
+
+
 def test_a_folder_is_read_as_it_was_written(folder):
     assert parallel.peek(folder, "settings") == "{}"
     model, optimizer = network()
@@ -134,71 +157,15 @@ def test_a_folder_is_read_as_it_was_written(folder):
     assert set(listed) == {path.name for path in folder.iterdir()} - {SUMS}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_table_of_contents_runs_nothing(folder, tmp_path, name):
-    before = Metadata.__init__
-    (folder / TABLE).write_bytes(pickled(attacks(tmp_path)[name]))
-    seal(folder)
-    with pytest.raises(
-        ValueError, match=r"step-000000001.dcp is damaged .*delete it and repeat the command"
-    ):
-        parallel.peek(folder, "settings")
-    assert Metadata.__init__ is before
-
-
-def test_a_table_of_contents_cannot_change_a_class(folder):
-    """Pickle can set attributes of a class, here to another class that is allowed."""
-    names = {
-        name: b"ctorch.distributed.checkpoint.metadata\n" + name + b"\n"
-        for name in (b"Metadata", b"StorageMeta")
-    }
-    state = b"(N}" + text("version") + names[b"StorageMeta"] + b"st"
-    (folder / TABLE).write_bytes(pickled(names[b"Metadata"] + state + b"b"))
-    seal(folder)
-    with pytest.raises(ValueError, match="is damaged"):
-        parallel.peek(folder, "settings")
-    assert Metadata.version is None
-
-
-@pytest.mark.parametrize("place", ["../secret", "/etc/hostname", SUMS, 7])
-def test_a_table_of_contents_stays_in_its_folder(folder, tmp_path, place):
-    shutil.copy(next(folder.glob("*.distcp")), tmp_path / "secret")
-    table = pickle.loads((folder / TABLE).read_bytes())
-    for entry in table.storage_data.values():
-        entry.relative_path = place
-    (folder / TABLE).write_bytes(pickle.dumps(table))
-    seal(folder)
-    with pytest.raises(ValueError, match="names a file that is no part of it"):
-        parallel.peek(folder, "settings")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_tensor_runs_nothing(folder, tmp_path, name):
-    """The entry of the settings is replaced, and the table of contents follows."""
-    table = pickle.loads((folder / TABLE).read_bytes())
-    evil = as_pt(pickled(attacks(tmp_path)[name]))
-    (folder / "__9_0.distcp").write_bytes(evil)
-    for index, entry in table.storage_data.items():
-        if index.fqn == "progress.settings":
-            entry.relative_path, entry.offset, entry.length = "__9_0.distcp", 0, len(evil)
-    (folder / TABLE).write_bytes(pickle.dumps(table))
-    seal(folder)
-    with pytest.raises(ValueError, match="is damaged"):
-        parallel.peek(folder, "settings")
-
-
-def test_every_flipped_byte_is_noticed(folder):
+def test_flipped_bytes_are_noticed(folder):
     model, optimizer = network()
     for path in sorted(folder.iterdir()):
         raw = path.read_bytes()
-        for place in range(0, len(raw), 1 if path.name == SUMS else max(1, len(raw) // 40)):
+        for place in range(0, len(raw), max(1, len(raw) // 20)):
             path.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
-            with pytest.raises(
-                ValueError, match=r"the checksum of \S+ is wrong|not a list of checksums"
-            ):
+            with pytest.raises(ValueError, match=r"checksum of \S+ is wrong|not a list of check"):
                 parallel.load(folder, model, optimizer, {"step": 0})
         path.write_bytes(raw)
-    assert parallel.load(folder, model, optimizer, {"step": 0})["step"] == 1
 
 
 def test_what_is_missing_is_named(folder):
@@ -210,21 +177,14 @@ def test_what_is_missing_is_named(folder):
     with pytest.raises(ValueError, match="its table of contents has no checksum"):
         parallel.peek(folder, "settings")
     (folder / SUMS).unlink()
-    with pytest.raises(
-        ValueError, match=r"\(SHA256SUMS, which holds the checksums, is missing\): delete it"
-    ):
+    with pytest.raises(ValueError, match=r"SHA256SUMS, which holds the checksums, is missing"):
         parallel.peek(folder, "settings")
 
 
-@pytest.mark.parametrize("listing", ["", "nonsense\n", "0" * 64 + "  ../step-000000001.pt\n"])
-def test_a_damaged_list_of_checksums(tmp_path, listing):
+def test_a_damaged_list_of_checksums(tmp_path):
     path = checkpoint.save(tmp_path, 1, {"step": 1})
-    (tmp_path / "step-000000001.pt.sha256").write_text(listing)
-    with pytest.raises(ValueError, match="sha256 is not a list of checksums"):
-        checkpoint.load(path)
-    (tmp_path / "step-000000001.pt.sha256").unlink()
-    with pytest.raises(
-        ValueError,
-        match=r"pt.sha256, which holds the checksums, is missing\): delete it and repeat",
-    ):
-        checkpoint.load(path)
+    listing = tmp_path / "step-000000001.pt.sha256"
+    for content in ("", "0" * 64 + "  ../step-000000001.pt\n"):
+        listing.write_text(content)
+        with pytest.raises(ValueError, match="sha256 is not a list of checksums"):
+            checkpoint.load(path)

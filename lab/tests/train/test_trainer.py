@@ -2,32 +2,16 @@ import csv
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from eigenstep_lab.train import trainer
 from eigenstep_lab.train.feeds import MIX, chance
 from eigenstep_lab.train.runlog import RunLog, read
 from eigenstep_lab.train.trainer import Diverged, Run, cross_entropy, train
+from many_processes.cases import equal
 
-
-def weights(directory):
-    return torch.load(directory / "model.pt", weights_only=True)
-
-
-def log(directory):
-    """The log without the time column, which no two runs share."""
-    return [
-        {k: v for k, v in line.items() if k != "seconds"} for line in read(directory / "log.csv")
-    ]
-
-
-def equal(first, second):
-    return first.keys() == second.keys() and all(
-        torch.equal(first[name], second[name]) for name in first
-    )
+from .runs import log, weights
 
 
 def gradients(settings):
@@ -38,18 +22,13 @@ def gradients(settings):
 
 
 def test_a_run_learns_and_leaves_everything_behind(tiny, tmp_path):
-    result = train(
-        tiny(train_for="80 steps", batch=32, lr=1e-2),
-        tmp_path / "run",
-        command="eigenstep train ...",
-    )
+    settings = tiny(train_for="80 steps", batch=32, lr=1e-2)
+    result = train(settings, tmp_path, command="eigenstep train ...")
     assert (result.step, result.steps) == (80, 80)
     assert result.test_error < 0.4
-    names = {
-        path.name.partition(".")[0] for path in (tmp_path / "run").iterdir() if path.name != ".lock"
-    }
+    names = {path.name.partition(".")[0] for path in tmp_path.iterdir() if path.name != ".lock"}
     assert names == {"log", "model", "result", "step-000000075", "step-000000080", "events"}
-    written = json.loads((tmp_path / "run" / "result.json").read_text())
+    written = json.loads((tmp_path / "result.json").read_text())
     assert written["test_loss"] == result.test_loss
     assert written["command"] == "eigenstep train ..."
     assert written["settings"]["lr"] == 1e-2
@@ -80,10 +59,17 @@ def test_the_learning_rate_warms_up_and_falls_as_a_cosine(tiny):
     assert [group["lr"] for group in run.optimizer.param_groups] == [0.5 * lr for lr in highest]
 
 
+@pytest.mark.parametrize(("steps", "warmup"), [(10, 1), (1000, 100), (3000, 179)])
+def test_warmup_adapts_to_short_runs(tiny, steps, warmup):
+    run = Run(tiny(train_for=f"{steps} steps", warmup="auto"))
+    assert run.feed.per_epoch == 179
+    assert run.warmup == warmup
+
+
 def test_the_same_settings_give_the_same_numbers(tiny, tmp_path):
     first, second, other = tmp_path / "1", tmp_path / "2", tmp_path / "3"
-    for directory, seed in ((first, 0), (second, 0), (other, 1)):
-        torch.manual_seed(len(directory.name) + seed)  # the global state must not matter
+    for number, (directory, seed) in enumerate(((first, 0), (second, 0), (other, 1))):
+        torch.manual_seed(number)  # the global state must not matter
         train(tiny(seed=seed, mixup=0.2, crop=0.5), directory)
     assert equal(weights(first), weights(second))
     assert log(first) == log(second)
@@ -95,35 +81,31 @@ def test_a_stopped_run_goes_on_exactly(tiny, tmp_path, precision):
     """Everything that uses chance is on; the stop falls between two lines of the log."""
     option = {"stochastic_rounding": True, "basis_dtype": "bfloat16"}
     settings = tiny(precision=precision, mixup=0.4, cutmix=1.0, crop=0.5, flip=True, option=option)
-    train(settings, tmp_path / "whole")
-    taken = []
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(settings, whole)
+    steps = []
     stopped = train(
-        settings,
-        tmp_path / "parts",
-        on_step=lambda *now: taken.append(now),
-        stop=lambda: len(taken) == 7,
+        settings, parts, on_step=lambda *now: steps.append(now), stop=lambda: len(steps) == 7
     )
     assert stopped.step == 8
-    assert not (tmp_path / "parts" / "model.pt").exists()
-    assert train(settings, tmp_path / "parts").step == 12
-    assert equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
-    assert log(tmp_path / "whole") == log(tmp_path / "parts")
+    assert not (parts / "model.pt").exists()
+    assert train(settings, parts).step == 12
+    assert equal(weights(whole), weights(parts))
+    assert log(whole) == log(parts)
 
 
 def test_a_finished_run_is_not_trained_again(tiny, tmp_path):
     first = train(tiny(), tmp_path)
     steps = []
-    again = train(tiny(), tmp_path, on_step=lambda *now: steps.append(now))
+    assert train(tiny(), tmp_path, on_step=lambda *now: steps.append(now)) == first
     assert not steps
-    assert again == first
 
 
 def test_another_run_in_the_same_folder_is_refused(tiny, tmp_path):
     train(tiny(), tmp_path)
     before = weights(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"other settings: lr \(0.003, now 0.1\), batch .*--directory, or --fresh"
-    ):
+    message = r"other settings: lr \(0.003, now 0.1\), batch .*--directory, or --fresh"
+    with pytest.raises(ValueError, match=message):
         train(tiny(lr=0.1, batch=4), tmp_path)
     assert equal(weights(tmp_path), before)
     assert train(tiny(checkpoint_every="3", threads=1), tmp_path).step == 12  # these change nothing
@@ -161,28 +143,28 @@ def test_held_out_loss_and_error_are_means_over_all_examples(tiny):
 
 
 def test_text_is_learned_character_by_character(tiny, poem, tmp_path):
-    result = train(
-        tiny(data=str(poem), length=16, train_for="60 steps", lr=1e-2, batch=16), tmp_path
-    )
-    assert result.test_loss < 0.8 * math.log(28)
+    settings = tiny(data=str(poem), length=16, train_for="60 steps", lr=1e-2, batch=16)
+    assert train(settings, tmp_path).test_loss < 0.8 * math.log(28)
     logits, targets = torch.randn(2, 3, 5), torch.randint(5, (2, 3))
-    assert torch.allclose(
-        cross_entropy(logits, targets), F.cross_entropy(logits.transpose(1, 2), targets)
-    )
+    expected = F.cross_entropy(logits.transpose(1, 2), targets)
+    assert torch.allclose(cross_entropy(logits, targets), expected)
 
 
-def test_precision_decides_where_numbers_are_rounded(tiny):
-    kinds = {}
-    for precision in ("fp32", "bf16", "mixed"):
-        run = Run(tiny(precision=precision))
-        seen = []
-        run.model.blocks[0].mlp_in.register_forward_hook(
-            lambda module, inputs, out, seen=seen: seen.append(out.dtype)
-        )
-        run.step(0, next(run.feed.batches(0, 1)))
-        kinds[precision] = (run.model.head.weight.dtype, seen[0])
-    half, single = torch.bfloat16, torch.float32
-    assert kinds == {"fp32": (single, single), "bf16": (half, half), "mixed": (single, half)}
+HALF, SINGLE = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("precision", "weight", "product"),
+    [("fp32", SINGLE, SINGLE), ("bf16", HALF, HALF), ("mixed", SINGLE, HALF)],
+)
+def test_precision_decides_where_numbers_are_rounded(tiny, precision, weight, product):
+    run = Run(tiny(precision=precision))
+    seen = []
+    layer = run.model.blocks[0].mlp_in
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    run.step(0, next(run.feed.batches(0, 1)))
+    assert layer.weight.dtype == weight
+    assert seen == [product]
 
 
 @pytest.mark.parametrize("optimizer", ["spectral", "adamw", "soap"])
@@ -200,13 +182,10 @@ def test_divergence_is_told_as_such(tiny, tmp_path, optimizer):
             "model vit has no option dept: expected patch, width, depth, heads, positions",
         ),
         ({"model_option": {"patch": 3}}, "patch must divide"),
-        ({"model": "hiera", "model_option": {"patch": 4}}, "multiples of patch"),
         ({"optimizer": "adamw", "option": {"bets": 3}}, "optimizer adamw with options .*bets"),
         ({"optimizer": "soap", "option": {"bets": 3}}, "optimizer soap with options .*bets"),
         ({"option": {"root": -1}}, "root must be"),
-        ({"option": {"basis_dtype": "fp8"}}, "basis_dtype must be"),
         ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
-        ({"device": "abacus"}, "device 'abacus' cannot be used here"),
         ({"warmup": "1 epoch"}, "train_for must be longer than warmup: 12 steps against 179"),
         ({"checkpoint_every": "0.001 epochs"}, "checkpoint_every must be at least one step"),
     ],
@@ -219,49 +198,31 @@ def test_impossible_settings_are_explained(tiny, options, message):
 def test_lines_from_beyond_the_checkpoint_are_removed_from_the_log(tmp_path):
     one = RunLog(tmp_path, 0)
     for step in (10, 20, 30):
-        one.write(step, epoch=step / 10, loss=1.0, lr=0.1, seconds=step)
+        one.write(step, loss=1.0, lr=0.1, seconds=step)
     one.close()
-    # A line that was cut off
-    (tmp_path / "log.csv").write_bytes((tmp_path / "log.csv").read_bytes() + b"1")
+    with (tmp_path / "log.csv").open("a") as file:
+        file.write("1")  # a line that was cut off
     two = RunLog(tmp_path, 20)
-    two.write(30, epoch=3, loss=2.0, lr=0.1, seconds=30)
+    two.write(30, loss=2.0, lr=0.1, seconds=30)
     two.close()
     kept = [(line["step"], line["loss"]) for line in read(tmp_path / "log.csv")]
     assert kept == [("10", "1.0"), ("20", "1.0"), ("30", "2.0")]
 
 
-def test_a_failure_to_read_data_in_the_middle_leaves_a_run_that_goes_on(
-    tiny, pictures, tmp_path, monkeypatch
-):
-    """A damaged picture stops the run; once it is repaired, the same settings end as if nothing had
-    happened.
-    """
+def test_a_run_goes_on_after_a_picture_was_repaired(tiny, pictures, tmp_path):
     settings = tiny(data=str(pictures), size=8, batch=4, checkpoint_every="1")
-    train(settings, tmp_path / "whole")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(settings, whole)
     victim = next(pictures.glob("train/dark/*"))
     content = victim.read_bytes()
     victim.write_bytes(content[:200])
     with pytest.raises(ValueError, match="is damaged or incomplete"):
-        train(settings, tmp_path / "parts")
+        train(settings, parts)
     victim.write_bytes(content)
-    train(settings, tmp_path / "parts")
-    assert equal(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    train(settings, parts)
+    assert equal(weights(whole), weights(parts))
 
 
 def test_chance_is_its_own_for_each_use_and_step():
-    draws = {
-        tuple(chance(seed, use, step).random(2))
-        for seed in range(3)
-        for use in range(4)
-        for step in range(5)
-    }
-    assert len(draws) == 60
-    assert np.isfinite(list(draws)).all()
-    assert trainer.STEP != trainer.MIX
-
-
-def test_warmup_adapts_to_short_runs(tiny):
-    assert Run(tiny(train_for="10 steps", warmup="auto")).warmup == 1
-    assert Run(tiny(train_for="1000 steps", warmup="auto")).warmup == 100
-    long = Run(tiny(train_for="3000 steps", warmup="auto"))
-    assert long.warmup == long.feed.per_epoch == 179
+    keys = [(seed, use, step) for seed in range(3) for use in range(4) for step in range(5)]
+    assert len({tuple(chance(*key).random(2)) for key in keys}) == len(keys)
