@@ -28,8 +28,7 @@ def digest(path: Path) -> str:
 
 
 def write(listing: Path, digests: Mapping[str, str]) -> None:
-    """Write the checksums of files, by their names, to a file that `sha256sum --check`
-    understands.
+    """Write the checksums of files, by their names, to a file that `sha256sum --check` understands.
     """
     with atomic_write(listing) as file:
         file.write(
@@ -38,8 +37,7 @@ def write(listing: Path, digests: Mapping[str, str]) -> None:
 
 
 def read(listing: Path) -> dict[str, str]:
-    """Read the checksums of files by their names; a `ValueError` says what is wrong
-    with the list.
+    """Read the checksums of files by their names; a `ValueError` says what is wrong with the list.
     """
     try:
         *lines, rest = listing.read_bytes().decode(errors="replace").split("\n")

@@ -35,8 +35,9 @@ from eigenstep.core.matrices import contract
 class Cholesky:
     """``S = (C1 C1^T)^-1 x ... x (CL CL^T)^-1``, full-matrix with one factor.
 
-    Attributes: factors: invertible matrices ``C_l``, not necessarily triangular, each of shape
-        ``(*batch, n_l, n_l)``.
+    Attributes:
+        factors: invertible matrices ``C_l``, not necessarily triangular, each of shape ``(*batch,
+            n_l, n_l)``.
     """
 
     factors: tuple[Tensor, ...]
@@ -84,10 +85,14 @@ def update(
 ) -> Cholesky:
     """Return ``S`` after one step of ``S <- (1 - lr decay) S + lr H``, to first order in ``lr``.
 
-    Args: S: the matrix that learns. curvature: outer products without weights and shift. lr: the
-        paper's beta-2. decay: the paper's gamma. truncated: replace the matrix exponential by its
-        first-order truncation, ``I - lr/2 X``, as its authors do for neural networks. Then ``C``
-        stays invertible only as long as ``lr ||X|| < 2``.
+    Args:
+        S: the matrix that learns.
+        curvature: outer products without weights and shift.
+        lr: the paper's beta-2.
+        decay: the paper's gamma.
+        truncated: replace the matrix exponential by its first-order truncation, ``I - lr/2 X``, as
+            its authors do for neural networks. Then ``C`` stays invertible only as long as ``lr
+            ||X|| < 2``.
     """
     check_number(lr, "lr", 0.0)
     check_number(decay, "decay", 0.0, 1.0)

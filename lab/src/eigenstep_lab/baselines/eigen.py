@@ -33,9 +33,13 @@ def update(
 ) -> Matrix:
     """Return ``(1 - lr decay) S + lr (H + damping I)``, decomposed.
 
-    Args: S: the matrix that learns. curvature: what it learns from, ``H``. lr: the paper's beta-2.
-        decay: the paper's gamma. damping: a number, or one for each matrix of a batch, shape
-        ``(*batch,)``; Kronecker factors get the paper's adaptive ``Lambda``.
+    Args:
+        S: the matrix that learns.
+        curvature: what it learns from, ``H``.
+        lr: the paper's beta-2.
+        decay: the paper's gamma.
+        damping: a number, or one for each matrix of a batch, shape ``(*batch,)``; Kronecker factors
+            get the paper's adaptive ``Lambda``.
     """
     check_number(lr, "lr", 0.0)
     check_number(decay, "decay", 0.0, 1.0)

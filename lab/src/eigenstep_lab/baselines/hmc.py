@@ -60,13 +60,18 @@ def sample_posterior(
 ) -> Chains:
     """Draw from a posterior by Hamiltonian Monte Carlo.
 
-    Args: log_joint: log density of data and parameters. metric: a Gaussian like the posterior: its
-        precision is the mass matrix, and chains start from draws of it. chains: independent chains,
-        which run side by side. warmup: draws during which the step size adapts, and that are thrown
-        away. draws: draws of each chain that are kept. path: mean length of a path; a quarter turn,
-        the default, forgets the start if the posterior is the Gaussian. acceptance: what fraction
-        of proposals the step size is adapted to. seed: of all random numbers. track: wraps the
-        range of draws, to show progress.
+    Args:
+        log_joint: log density of data and parameters.
+        metric: a Gaussian like the posterior: its precision is the mass matrix, and chains start
+            from draws of it.
+        chains: independent chains, which run side by side.
+        warmup: draws during which the step size adapts, and that are thrown away.
+        draws: draws of each chain that are kept.
+        path: mean length of a path; a quarter turn, the default, forgets the start if the posterior
+            is the Gaussian.
+        acceptance: what fraction of proposals the step size is adapted to.
+        seed: of all random numbers.
+        track: wraps the range of draws, to show progress.
     """
     check_function(log_joint, "log_joint")
     if not isinstance(metric, Gaussian):
@@ -81,8 +86,7 @@ def sample_posterior(
     generator = torch.Generator(metric.device).manual_seed(seed)
 
     def look(z: Blocks) -> tuple[Tensor, Blocks]:
-        """Return energy and gradient with respect to whitened coordinates, ``w = mean +
-        S^-1/2 z``.
+        """Return energy and gradient with respect to whitened coordinates, ``w = mean + S^-1/2 z``.
         """
         points = metric.points(
             {name: S.matmul(z[name], -0.5) for name, S in metric.precisions.items()}

@@ -90,11 +90,15 @@ GPUS = (8, 64, 256, 1024)
 class Unit:
     """Something that one rank steps as a whole, several times.
 
-    Attributes: pieces: how many of them there are. products: operations in matrix products of one,
-        per step. state: bytes of state of one. size: number of weights of one. decompositions:
-        operations in QR and eigendecompositions of one, per step; torch's counter does not see
-        them. travels: whether its gradients and steps must be sent; what is stepped entry by entry
-        stays where it is.
+    Attributes:
+        pieces: how many of them there are.
+        products: operations in matrix products of one, per step.
+        state: bytes of state of one.
+        size: number of weights of one.
+        decompositions: operations in QR and eigendecompositions of one, per step; torch's counter
+            does not see them.
+        travels: whether its gradients and steps must be sent; what is stepped entry by entry stays
+            where it is.
     """
 
     pieces: int
@@ -165,8 +169,7 @@ def _of_matrices(shapes: Shapes, unit: Callable[[tuple[int, ...]], Unit]) -> lis
 
 
 def soap(shape: tuple[int, ...]) -> Unit:
-    """SOAP: two moments, two statistics and two bases; QR of statistics times bases now
-    and then.
+    """SOAP: two moments, two statistics and two bases; QR of statistics times bases now and then.
     """
     sides, size = [n for n in shape if n <= 10_000], math.prod(shape)  # longer sides get no basis
     once, cubes = sum(2.0 * size * n for n in sides), sum(n**3 for n in sides)
@@ -244,9 +247,12 @@ class Cost:
 def cost(units: Sequence[Unit], ranks: int, replicas: int = 1, *, splits: bool = True) -> Cost:
     """Return the cost of a step.
 
-    Args: units: what has to be stepped. ranks: number of ranks. replicas: copies of sharded weights
-        (HSDP). splits: whether ranks share the work; if not, each does everything, which sharded
-        weights do not allow.
+    Args:
+        units: what has to be stepped.
+        ranks: number of ranks.
+        replicas: copies of sharded weights (HSDP).
+        splits: whether ranks share the work; if not, each does everything, which sharded weights do
+            not allow.
     """
     if not splits:
         flops, state = (
@@ -286,9 +292,10 @@ def traffic(size: float, ranks: int, replicas: int = 1) -> tuple[float, float]:
         ranks: number of ranks, each of which owns an equal part.
         replicas: copies of sharded weights (HSDP).
 
-    Returns: If weights are replicated: owners send what they own to everyone else. If they are
-        sharded: of what a rank owns it holds one part in `shards`; the gradients of the rest must
-        come from its replica, and steps must go to all who hold the weights but itself.
+    Returns:
+        If weights are replicated: owners send what they own to everyone else. If they are sharded:
+        of what a rank owns it holds one part in `shards`; the gradients of the rest must come from
+        its replica, and steps must go to all who hold the weights but itself.
     """
     shards = ranks // replicas
     own = size / ranks

@@ -1,11 +1,11 @@
 """List, fetch and check the datasets that the experiments use.
 
   eigenstep data                    where each dataset is looked for, and whether it is there
-  eigenstep data fetch cifar-10     download it with the package manager that publishes it eigenstep
-  data fetch all          download everything that is not there yet eigenstep data check all
-  load each one, to be sure that it is whole, and say what is in it eigenstep data check FOLDER
-  the same for a folder of pictures, before a long run meets a damaged file eigenstep data sample
-  FOLDER NEW  draw classes of a folder of pictures at random, as the paper does for ImageNet-25
+  eigenstep data fetch cifar-10     download it with the package manager that publishes it
+  eigenstep data fetch all          download everything that is not there yet
+  eigenstep data check all          load each one, to be sure that it is whole
+  eigenstep data check FOLDER       the same for a folder of pictures, before a long run
+  eigenstep data sample FOLDER NEW  draw classes of a folder of pictures, as for ImageNet-25
 
 Set the environment variable EIGENSTEP_DATA to keep datasets elsewhere than in ~/.cache/eigenstep.
 Commands that train also take a folder of pictures (train/<class>/*, val/<class>/*) or a text file

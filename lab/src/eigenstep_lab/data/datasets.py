@@ -1,8 +1,9 @@
 """Real data for the experiments: pictures and text, each by name or from your own files.
 
-    images = load_images("fashion-mnist")        # or a folder with train/<class>/* and
-    val/<class>/* x, y = images.batch(64, generator) text = load_text("shakespeare")              #
-    or a text file inputs, targets = text.batch(64, 128, generator)
+    images = load_images("fashion-mnist")  # or a folder with train/<class>/* and val/<class>/*
+    x, y = images.batch(64, generator)
+    text = load_text("shakespeare")  # or a text file
+    inputs, targets = text.batch(64, 128, generator)
 
 `DATASETS` is the list of known names. A dataset is looked for in `$EIGENSTEP_DATA/<name>` (default
 ~/.cache/eigenstep/<name>) and where a system package puts it; `fetch` downloads it with the package
@@ -37,12 +38,16 @@ Kind = TypeVar("Kind", Images, Text)
 class Dataset:
     """One known dataset.
 
-    Attributes: summary: What it is. kind: What `read` returns, Images or Text. read: Reads it from
-        the folder that holds its files. files: Names or patterns of files that must be in that
-        folder; none if it comes inside a Python package. places: Folders to look in besides
-        `$EIGENSTEP_DATA/<name>`. download: A command that downloads one archive with the files and
-        needs no special rights. sha256: Checksum of that archive. members: Pattern of the files'
-        paths inside that archive.
+    Attributes:
+        summary: What it is.
+        kind: What `read` returns, Images or Text.
+        read: Reads it from the folder that holds its files.
+        files: Names or patterns of files that must be in that folder; none if it comes inside a
+            Python package.
+        places: Folders to look in besides `$EIGENSTEP_DATA/<name>`.
+        download: A command that downloads one archive with the files and needs no special rights.
+        sha256: Checksum of that archive.
+        members: Pattern of the files' paths inside that archive.
     """
 
     summary: str
@@ -87,9 +92,10 @@ def fetch(name: str) -> Path:
 def load_images(source: str | Path, size: int = 64) -> Images:
     """Load pictures.
 
-    Args: source: Name of a dataset, or a folder with `train/<class>/*` and `val/<class>/*`. size:
-        Pictures from a folder are scaled and cut to size × size; the named datasets have their own
-        sizes.
+    Args:
+        source: Name of a dataset, or a folder with `train/<class>/*` and `val/<class>/*`.
+        size: Pictures from a folder are scaled and cut to size × size; the named datasets have
+            their own sizes.
     """
     if source in DATASETS:
         return _load_known(str(source), Images)

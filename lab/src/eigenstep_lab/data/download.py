@@ -94,8 +94,7 @@ def _only_file(directory: Path, command: Sequence[str]) -> Path:
 
 
 def _decompress(archive: Path, tar: Path) -> None:
-    """Write the tar file inside an archive, which is read to its very end, where its
-    checksum is.
+    """Write the tar file inside an archive, which is read to its very end, where its checksum is.
     """
     if archive.suffix != ".deb":
         with gzip.open(archive) as content:

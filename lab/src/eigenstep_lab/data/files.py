@@ -78,8 +78,7 @@ def open_picture(path: Path) -> Iterator[Image.Image]:
 
 
 def read_picture(path: Path, size: int | None = None) -> Bytes:
-    """Read one image file as height × width × RGB; with `size`, its middle, scaled to
-    size × size.
+    """Read one image file as height × width × RGB; with `size`, its middle, scaled to size × size.
     """
     with open_picture(path) as picture:
         picture.verify()  # checksums, which decoding does not look at; it uses the picture up

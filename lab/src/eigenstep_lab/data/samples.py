@@ -71,8 +71,7 @@ class Images:
         return channels, height, width
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """Turn bytes into floats with mean 0 and variance 1 per channel over the
-        training pictures.
+        """Turn bytes into floats with mean 0 and variance 1 per channel over the training pictures.
         """
         mean, std = self._moments
         return (pixels.float() / 255 - mean) / std

@@ -56,14 +56,19 @@ def minimize_batch(
     """Run independent searches side by side: for small dimensions ten times as fast as one after
     the other.
 
-    Args: fun: takes points of shape ``(R, K, d)`` and returns values of shape ``(R, K)``. Each run
-        may have a function of its own. Runs that are over keep their place; what is computed for
-        them is ignored. x0: starts, shape ``(R, d)``; points have its type (numpy or torch, with
-        device and dtype). sigma0: how far from the starts to look at first. population: points in
-        each generation of each run; ``4 + 3 log d``, rounded up to even, by default. seed: the same
-        seed gives the same runs. target: a run is over at this value. max_evals: a run is over
-        after so many evaluations; 10,000 times the dimension by default. tolx: a run is over where
-        its distribution is narrower than this. separable: learn the scale of each coordinate only.
+    Args:
+        fun: takes points of shape ``(R, K, d)`` and returns values of shape ``(R, K)``. Each run
+            may have a function of its own. Runs that are over keep their place; what is computed
+            for them is ignored.
+        x0: starts, shape ``(R, d)``; points have its type (numpy or torch, with device and dtype).
+        sigma0: how far from the starts to look at first.
+        population: points in each generation of each run; ``4 + 3 log d``, rounded up to even, by
+            default.
+        seed: the same seed gives the same runs.
+        target: a run is over at this value.
+        max_evals: a run is over after so many evaluations; 10,000 times the dimension by default.
+        tolx: a run is over where its distribution is narrower than this.
+        separable: learn the scale of each coordinate only.
     """
     check_function(fun, "fun")
     check_number(sigma0, "sigma0", 1e-150, 1e150)

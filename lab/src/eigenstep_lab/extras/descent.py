@@ -1,5 +1,4 @@
-"""A rule for ``minimize_spd`` that needs less memory than L-BFGS: pass
-``method=BarzilaiBorwein``.
+"""A rule for ``minimize_spd`` that needs less memory than L-BFGS: pass ``method=BarzilaiBorwein``.
 """
 
 from torch import Tensor

@@ -54,18 +54,22 @@ def ensemble_inversion(
 ) -> FitResult:
     """Fit a Gaussian to the posterior of an inverse problem by runs of its forward model alone.
 
-    Args: forward: ``G``, from parameters of shape ``(n,)`` to outputs of shape ``(k,)``. data: what
-        was measured, shape ``(k,)``. noise: covariance of the measurement, shape ``(k, k)``.
+    Args:
+        forward: ``G``, from parameters of shape ``(n,)`` to outputs of shape ``(k,)``.
+        data: what was measured, shape ``(k,)``.
+        noise: covariance of the measurement, shape ``(k, k)``.
         prior_mean: mean of the parameters before, shape ``(n,)``; the search starts there.
-        prior_precision: inverse variance of every parameter before. members: points in an ensemble,
-        an even number of more than twice the parameters, so that the line through them is
-        determined; by default 4 for each parameter. A step takes two ensembles, whose size doubles
-        whenever noise outweighs what is left to learn. max_members: the most members of both
-        ensembles; a fit that would need more ends there without success. seed: of all random
-        numbers. elbo_samples: how many points the ``elbo`` of the result is estimated from.
-        vectorize: whether ``torch.func.vmap`` may run the model for all points at once. **options:
-        ``lr``, ``tol``, ``max_iter`` (200 by default), ``exact``, ``callback`` and ``progress``, as
-        in ``eigenstep.inference.fit.fit_gaussian``.
+        prior_precision: inverse variance of every parameter before.
+        members: points in an ensemble, an even number of more than twice the parameters, so that
+            the line through them is determined; by default 4 for each parameter. A step takes two
+            ensembles, whose size doubles whenever noise outweighs what is left to learn.
+        max_members: the most members of both ensembles; a fit that would need more ends there
+            without success.
+        seed: of all random numbers.
+        elbo_samples: how many points the ``elbo`` of the result is estimated from.
+        vectorize: whether ``torch.func.vmap`` may run the model for all points at once.
+        **options: ``lr``, ``tol``, ``max_iter`` (200 by default), ``exact``, ``callback`` and
+            ``progress``, as in ``eigenstep.inference.fit.fit_gaussian``.
 
     Returns:
         The posterior; ``nfev`` counts runs of the model.
@@ -140,8 +144,7 @@ class InverseProblem:
         return self.constant - 0.5 * self.misfit(w).square().sum() - 0.5 * prior
 
     def estimate(self, at: Gaussian, deviations: Tensor) -> Estimate:
-        """Run the model at points around the mean of a Gaussian, and fit a line to what
-        comes out.
+        """Run the model at points around the mean of a Gaussian, and fit a line to what comes out.
         """
         with torch.no_grad():
             points = at.means[ONLY] + deviations

@@ -124,13 +124,17 @@ def kalman_filter(
 ) -> list[State]:
     """Return the belief after each measurement.
 
-    Args: state: the belief about the state before the first transition. measurements: shape ``(T,
-        k)``; a row of NaN means that nothing was measured. transition: ``F``, shape ``(n, n)``.
+    Args:
+        state: the belief about the state before the first transition.
+        measurements: shape ``(T, k)``; a row of NaN means that nothing was measured.
+        transition: ``F``, shape ``(n, n)``.
         transition_noise: covariance ``Q`` of the random part of a transition, ``(n, n)``; may be
-        singular or zero. observation: ``C``, shape ``(k, n)``. observation_noise: covariance ``R``
-        of a measurement, ``(k, k)``, positive definite. exact: the textbook filter up to rounding,
-        or the paper's update, which is first order in its changes. substeps: how many steps of size
-        ``1 / substeps`` each measurement is taken in.
+            singular or zero.
+        observation: ``C``, shape ``(k, n)``.
+        observation_noise: covariance ``R`` of a measurement, ``(k, k)``, positive definite.
+        exact: the textbook filter up to rounding, or the paper's update, which is first order in
+            its changes.
+        substeps: how many steps of size ``1 / substeps`` each measurement is taken in.
     """
     check_real(measurements, "measurements")
     if measurements.ndim != 2:

@@ -35,11 +35,12 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
     def __init__(self, *, seed: int | None = None, startup: int = 1, **options: Any) -> None:
         """Choose the options of the search.
 
-        Args: seed: the same seed gives the same trials, if they are run one after the other.
+        Args:
+            seed: the same seed gives the same trials, if they are run one after the other.
             startup: trials at random at the beginning; the search starts at the best of them, or of
-            all that the study has. If there is only one, it starts in the middle of the space.
+                all that the study has. If there is only one, it starts in the middle of the space.
             **options: arguments of ``eigenstep.search.Search``, such as ``population`` or
-            ``method``.
+                ``method``.
         """
         self._seed, self._startup, self._options = (
             seed,

@@ -16,10 +16,11 @@ from .. import plotting as plots
 class Snapshot(NamedTuple):
     """One side of one parameter at one time.
 
-    Attributes: eigenvalues: some of the eigenvalues of the side's factor, which has determinant
-        one, evenly from the largest to the smallest. condition: largest eigenvalue divided by the
-        smallest. speed: Frobenius norm of the last rotation's generator, averaged over blocks; 0 is
-        rest.
+    Attributes:
+        eigenvalues: some of the eigenvalues of the side's factor, which has determinant one, evenly
+            from the largest to the smallest.
+        condition: largest eigenvalue divided by the smallest.
+        speed: Frobenius norm of the last rotation's generator, averaged over blocks; 0 is rest.
     """
 
     eigenvalues: list[float]
@@ -84,9 +85,10 @@ class SpectraLog:
         """Draw eigenvalues of one side at all times, condition numbers and speeds of all sides;
         needs matplotlib.
 
-        Args: path: where to write the picture; its ending decides the format. side: whose
-            eigenvalues to draw, a key of ``snapshots``; by default those with the largest condition
-            number at the end.
+        Args:
+            path: where to write the picture; its ending decides the format.
+            side: whose eigenvalues to draw, a key of ``snapshots``; by default those with the
+                largest condition number at the end.
         """
         if not self.snapshots:
             raise ValueError("there is nothing to draw: no basis was recorded")

@@ -15,8 +15,11 @@ from dataclasses import dataclass
 class Figure:
     """One figure.
 
-    Attributes: module: Imported when the figure is made. title: Its heading. trains: Whether it
-        trains networks, which takes so long that `run` keeps each training in the file `trainings`.
+    Attributes:
+        module: Imported when the figure is made.
+        title: Its heading.
+        trains: Whether it trains networks, which takes so long that `run` keeps each training in
+            the file `trainings`.
     """
 
     module: str

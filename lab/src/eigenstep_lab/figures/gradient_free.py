@@ -128,8 +128,7 @@ class SpectralNES:
 
 
 def strategies(mean: Tensor) -> dict[str, NES]:
-    """Return all schemes at their start: one search for each mean, with the identity as
-    covariance.
+    """Return all schemes at their start: one search for each mean, with the identity as covariance.
     """
     seeds, d = mean.shape
     identity = torch.eye(d, dtype=mean.dtype, device=mean.device).expand(seeds, d, d)
@@ -196,8 +195,9 @@ def search(
         seed: decides the samples.
         technique: MIXED, DISTANCE, or "" for none.
 
-    Returns: The curve of ℓ(μ), and for each seed the evaluations until the target, infinite if it
-        was not reached.
+    Returns:
+        The curve of ℓ(μ), and for each seed the evaluations until the target, infinite if it was
+        not reached.
     """
     generator = Generator().manual_seed(seed + 1)
     half = (default_population(settings.dimension), settings.seeds, settings.dimension)

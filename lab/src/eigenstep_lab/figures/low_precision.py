@@ -43,11 +43,15 @@ ROOTS = (1, 2, 4)
 class Settings:
     """Numbers of the experiment.
 
-    Attributes: tasks: What is trained. steps: Length of a run. seeds: Number of runs of each scheme
-        that verdicts are about. seeds_beside: Number of runs of each of the others, which show what
-        choices do; with none they are left out. tuning_steps: Length of the runs that choose
-        learning rates. lrs: Learning rates to choose from, in equal ratios; more are tried if the
-        best is the first or the last.
+    Attributes:
+        tasks: What is trained.
+        steps: Length of a run.
+        seeds: Number of runs of each scheme that verdicts are about.
+        seeds_beside: Number of runs of each of the others, which show what choices do; with none
+            they are left out.
+        tuning_steps: Length of the runs that choose learning rates.
+        lrs: Learning rates to choose from, in equal ratios; more are tried if the best is the first
+            or the last.
     """
 
     tasks: tuple[str, ...]

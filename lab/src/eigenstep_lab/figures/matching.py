@@ -31,10 +31,14 @@ Step = Callable[[Any, OuterProducts], Any]
 class Settings:
     """Numbers of an experiment.
 
-    Attributes: sizes: Shape of a gradient; the matrix has as many rows as a gradient has entries.
-        seeds: How many random problems. steps: How many gradients. lr: The paper's beta-2. gap: In
-        the paper's scheme, eigenvalues count as equal if they differ by at most this fraction of
-        the larger. points: How many times the distances are measured.
+    Attributes:
+        sizes: Shape of a gradient; the matrix has as many rows as a gradient has entries.
+        seeds: How many random problems.
+        steps: How many gradients.
+        lr: The paper's beta-2.
+        gap: In the paper's scheme, eigenvalues count as equal if they differ by at most this
+            fraction of the larger.
+        points: How many times the distances are measured.
     """
 
     sizes: tuple[int, ...]

@@ -1,5 +1,4 @@
-"""Write results: JSON, pictures, and one HTML page that holds everything and needs no
-other file.
+"""Write results: JSON, pictures, and one HTML page that holds everything and needs no other file.
 """
 
 from __future__ import annotations

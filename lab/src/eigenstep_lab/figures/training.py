@@ -99,11 +99,15 @@ def train_all(
 ) -> tuple[dict[str, float], dict[str, list[Record]]]:
     """Choose each scheme's learning rate with one seed, then train with the others.
 
-    Args: task: What to train. schemes: The schemes by name. lrs: Learning rates that each scheme
-        may choose from, see ``choose_lr``; a single one is taken as it is. steps: Length of the
-        runs that count. seeds: Seeds of these runs. tuning_steps: Length of the runs that choose
-        the learning rate; by default the same. trainings: File in which runs are kept, so that they
-        need not be done again.
+    Args:
+        task: What to train.
+        schemes: The schemes by name.
+        lrs: Learning rates that each scheme may choose from, see ``choose_lr``; a single one is
+            taken as it is.
+        steps: Length of the runs that count.
+        seeds: Seeds of these runs.
+        tuning_steps: Length of the runs that choose the learning rate; by default the same.
+        trainings: File in which runs are kept, so that they need not be done again.
 
     Returns:
         The chosen learning rates, and one record for each seed.
@@ -135,8 +139,7 @@ def train_all(
 
 
 def _cell(task: Classification, scheme: Scheme, lr: float, steps: int, seed: int) -> dict[str, Any]:
-    """Return all that decides a run; of the code, that of our optimizers, as others do
-    not change.
+    """Return all that decides a run; of the code, that of our optimizers, as others do not change.
     """
     return {
         "task": [task.name, task.test_batches],
@@ -176,8 +179,10 @@ def choose_lr(lrs: Sequence[float], loss: Callable[[float], float]) -> float:
     """Return the learning rate with the least loss, from a grid that grows until that one is not at
     its edge.
 
-    Args: lrs: the first grid, in rising order; it goes on as it ends, in ratios of its last and its
-        first two. loss: gives the loss after training with a learning rate.
+    Args:
+        lrs: the first grid, in rising order; it goes on as it ends, in ratios of its last and its
+            first two.
+        loss: gives the loss after training with a learning rate.
     """
     tried = {lr: loss(lr) for lr in lrs}
     for _ in range(MOST_EXTENSIONS):

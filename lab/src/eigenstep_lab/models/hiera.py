@@ -109,12 +109,16 @@ class Hiera(nn.Module):
     ) -> None:
         """Build the network.
 
-        Args: shape: Channels, height and width of a picture. classes: How many classes there are.
+        Args:
+            shape: Channels, height and width of a picture.
+            classes: How many classes there are.
             patch: Distance between neighboring patches, which are squares of side 2·patch − 1.
-            Height and width must be multiples of patch · 2^(stages − 1). width: Length of a token
-            in the first stage; it doubles from stage to stage. depths: Number of blocks in each
-            stage. heads: Attention heads in the first stage; they double too. local_stages: In so
-            many stages a token sees only its own mask unit. seed: Decides the initial weights.
+                Height and width must be multiples of patch · 2^(stages − 1).
+            width: Length of a token in the first stage; it doubles from stage to stage.
+            depths: Number of blocks in each stage.
+            heads: Attention heads in the first stage; they double too.
+            local_stages: In so many stages a token sees only its own mask unit.
+            seed: Decides the initial weights.
         """
         super().__init__()
         channels, *sides = shape

@@ -100,15 +100,22 @@ ODD_BETAS = (
 class Plan:
     """One configuration.
 
-    Attributes: options: Of Spectral, beside learning rate and betas. lr: Learning rate. betas:
-        Decay rates. dtype: Number format of the weights. start: First weights. layouts: Options of
-        each of them alone. rare: Which of them are embeddings, which step as in AdamW. model:
-        Whether they are those of `Network`, and the optimizer finds out by itself what they are.
-        streams: Gradients of each parameter, steps × shape. missing: Steps × parameters, where a
-        gradient is None. broken: What every entry of some gradient is at a step, NaN or infinite; 0
-        if all is well. kills: Steps before which the training is killed and restored. light: Before
-        which step another training goes on from a checkpoint without bases. bounded: Whether moves
-        have a bound.
+    Attributes:
+        options: Of Spectral, beside learning rate and betas.
+        lr: Learning rate.
+        betas: Decay rates.
+        dtype: Number format of the weights.
+        start: First weights.
+        layouts: Options of each of them alone.
+        rare: Which of them are embeddings, which step as in AdamW.
+        model: Whether they are those of `Network`, and the optimizer finds out by itself what they
+            are.
+        streams: Gradients of each parameter, steps × shape.
+        missing: Steps × parameters, where a gradient is None.
+        broken: What every entry of some gradient is at a step, NaN or infinite; 0 if all is well.
+        kills: Steps before which the training is killed and restored.
+        light: Before which step another training goes on from a checkpoint without bases.
+        bounded: Whether moves have a bound.
     """
 
     options: Mapping[str, Any]
@@ -202,8 +209,7 @@ def _layout(chance: np.random.Generator, shape: tuple[int, ...]) -> Mapping[str,
 
 
 def _recognized(options: Mapping[str, Any], model: bool) -> bool:
-    """Tell whether embeddings are stepped as such; products of eigenvalues are not
-    those of AdamW.
+    """Tell whether embeddings are stepped as such; products of eigenvalues are not those of AdamW.
     """
     corrected = options.get("eigenvalues", "corrected") == "corrected"
     return model or (options.get("structure", "auto") == "auto" and corrected)

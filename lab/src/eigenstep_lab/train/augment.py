@@ -22,8 +22,7 @@ WIDEST = 4 / 3
 
 
 def middle_square(aspect: float) -> Box:
-    """Return the largest square in the middle of a picture that is `aspect` times as
-    wide as high.
+    """Return the largest square in the middle of a picture that is `aspect` times as wide as high.
     """
     width, height = min(1.0, 1 / aspect), min(1.0, aspect)
     return (1 - width) / 2, (1 - height) / 2, width, height

@@ -1,12 +1,11 @@
-"""Train a transformer on pictures or text with any optimizer, in a run that can be interrupted and
-goes on exactly.
+"""Train a transformer on pictures or text, in a run that can be interrupted and goes on exactly.
 
-  eigenstep train                                              a small ViT on handwritten digits,
-  with Spectral eigenstep train --data cifar-10 --flip --crop 0.5 --optimizer muon --lr 0.01
-  eigenstep train --data shakespeare --train-for '2000 steps' --model-option depth=6 eigenstep train
-  --data novel.txt --option root=4 --option basis_dtype=bfloat16 eigenstep train --config
-  plainvit-imagewoof --data ~/imagewoof2 --workers 8 torchrun --nproc-per-node 8 -m
-  eigenstep_lab.cli train --parallel fsdp2 ...
+  eigenstep train                       a small ViT on handwritten digits, with Spectral
+  eigenstep train --data cifar-10 --flip --crop 0.5 --optimizer muon --lr 0.01
+  eigenstep train --data shakespeare --train-for '2000 steps' --model-option depth=6
+  eigenstep train --data novel.txt --option root=4 --option basis_dtype=bfloat16
+  eigenstep train --config plainvit-imagewoof --data ~/imagewoof2 --workers 8
+  torchrun --nproc-per-node 8 -m eigenstep_lab.cli train --parallel fsdp2 ...
 
 A run lives in a folder of its own, runs/train/... or --directory: log.csv (and TensorBoard's
 files), checkpoints, and at the end model.pt and result.json. Interrupt it as you like: the same

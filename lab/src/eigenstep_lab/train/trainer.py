@@ -181,11 +181,14 @@ def train(
 ) -> Result:
     """Train from the newest checkpoint in `directory`, or from the beginning if there is none.
 
-    Args: settings: What to train, and how. directory: Gets log, checkpoints, `model.pt` (the
-        trained weights) and `result.json`. command: The command line, to be noted in `result.json`.
+    Args:
+        settings: What to train, and how.
+        directory: Gets log, checkpoints, `model.pt` (the trained weights) and `result.json`.
+        command: The command line, to be noted in `result.json`.
         on_step: Called after each step with its number, the number of all steps and the newest mean
-        loss. stop: Asked after each step whether to write a checkpoint and end here. fresh: Whether
-        to delete a run that is in `directory` first.
+            loss.
+        stop: Asked after each step whether to write a checkpoint and end here.
+        fresh: Whether to delete a run that is in `directory` first.
     """
     with parallel.together(settings.parallel, settings.device) as (team, device):
         # First: settings that do not fit leave no folder, and delete nothing
@@ -275,8 +278,7 @@ def _save(run: Run, directory: Path, step: int, seconds: float, losses: Tensor, 
 
 
 def _resume(run: Run, directory: Path) -> tuple[int, float, Tensor, int]:
-    """Return steps taken, seconds, and sum and number of the losses since the last line
-    of the log.
+    """Return steps taken, seconds, and sum and number of the losses since the last line of the log.
     """
     found = checkpoint.list_checkpoints(directory)
     if not found:
