@@ -28,8 +28,7 @@ def digest(path: Path) -> str:
 
 
 def write(listing: Path, digests: Mapping[str, str]) -> None:
-    """Write the checksums of files, by their names, to a file that `sha256sum --check` understands.
-    """
+    """Write checksums of files, by their names, in the format of `sha256sum`."""
     with atomic_write(listing) as file:
         file.write(
             "".join(f"{value}  {name}\n" for name, value in sorted(digests.items())).encode()
@@ -37,8 +36,7 @@ def write(listing: Path, digests: Mapping[str, str]) -> None:
 
 
 def read(listing: Path) -> dict[str, str]:
-    """Read the checksums of files by their names; a `ValueError` says what is wrong with the list.
-    """
+    """Read checksums of files; a `ValueError` says what is wrong with the list."""
     try:
         *lines, rest = listing.read_bytes().decode(errors="replace").split("\n")
     except FileNotFoundError as error:

@@ -1,5 +1,4 @@
-"""Find out whether bf16 matrix products work on this processor, and repair what an environment
-variable can.
+"""Find out whether bf16 matrix products work on this processor, and repair them.
 
 Some processors (virtual ones, mostly) advertise AMX instructions and then kill the process with an
 illegal instruction at the first bf16 matmul. Telling oneDNN, the library behind torch's matmuls, to
@@ -97,9 +96,7 @@ def prepare() -> Bf16:
 
 
 def _try_bf16(settings: Mapping[str, str]) -> str:
-    """Run the probe in a child with `settings` on top of this environment; return how it failed, or
-    "".
-    """
+    """Run the probe in a child with more settings; return how it failed, or ""."""
     try:
         child = subprocess.run(
             [sys.executable, "-c", _PROBE],

@@ -27,8 +27,7 @@ DASHES = ("--", "-.", ":")
 
 
 def look(name: str, number: int = 0) -> dict[str, Any]:
-    """Return how to draw the line of a method: ours thick and in one strong color, its variants
-    broken.
+    """Return how a line is drawn: ours thick in one color, its variants broken.
 
     Args:
         name: of the method.

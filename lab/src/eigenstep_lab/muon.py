@@ -1,6 +1,4 @@
-"""Muon with its Newton-Schulz steps in float32: torch's own are in bfloat16, which few CPUs do
-fast.
-"""
+"""Muon with Newton-Schulz steps in float32: few CPUs are fast in bfloat16."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
-    """Return about the nearest orthogonal matrix by Muon's Newton-Schulz steps, in the matrix's own
-    precision.
-    """
+    """Return about the nearest orthogonal matrix by Muon's Newton-Schulz steps."""
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix

@@ -44,9 +44,7 @@ class Cholesky:
 
     @classmethod
     def from_dense(cls, *matrices: Tensor) -> Cholesky:
-        """Factorize the inverses of symmetric positive-definite matrices, whose Kronecker product
-        is ``S``.
-        """
+        """Factorize the inverses of positive-definite matrices with the Kronecker product ``S``."""
         for matrix in matrices:
             check_symmetric(matrix, "matrices")
         return cls(tuple(torch.linalg.cholesky(torch.linalg.inv(matrix)) for matrix in matrices))

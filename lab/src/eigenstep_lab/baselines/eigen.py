@@ -1,5 +1,4 @@
-"""The default scheme with an eigendecomposition at every step, full-matrix and
-Kronecker-structured.
+"""The default scheme with an eigendecomposition at every step.
 
 ``S <- (1 - lr decay) S + lr H``, then ``S = B Diag(d) B^T`` anew: the scheme that the spectral
 update equals to first order in ``lr`` without decomposing anything. For a Kronecker product each

@@ -1,5 +1,4 @@
-"""Hamiltonian Monte Carlo with a fitted Gaussian as its metric: slow and exact, to judge the fast
-by.
+"""Hamiltonian Monte Carlo with a fitted Gaussian as its metric: slow, exact, a judge.
 
 In the coordinates in which the Gaussian is standard normal, paths are circles where the posterior
 is that Gaussian, so that a leapfrog of any model close to it accepts nearly all its proposals.
@@ -86,8 +85,7 @@ def sample_posterior(
     generator = torch.Generator(metric.device).manual_seed(seed)
 
     def look(z: Blocks) -> tuple[Tensor, Blocks]:
-        """Return energy and gradient with respect to whitened coordinates, ``w = mean + S^-1/2 z``.
-        """
+        """Return energy and gradient for whitened coordinates, ``w = mean + S^-1/2 z``."""
         points = metric.points(
             {name: S.matmul(z[name], -0.5) for name, S in metric.precisions.items()}
         )

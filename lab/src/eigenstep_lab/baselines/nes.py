@@ -211,8 +211,7 @@ class Population:
     def mixed(
         self, strategy: NES, refresh: float, normal: Callable[[], Tensor], generator: Generator
     ) -> Population:
-        """Return samples of the next Gaussian, of which as many as possible are from this
-        generation.
+        """Return samples of the next Gaussian, as many as possible from this generation.
 
         Those of before are kept with probability ``min(1, (1 - refresh) q/p)``, new ones taken with
         probability ``max(refresh, 1 - p/q)``, where ``p`` is the old and ``q`` the new density (Sun
@@ -263,9 +262,7 @@ def log_density(strategy: NES, points: Tensor) -> Tensor:
 def natural_gradient(
     z: Tensor, utilities: Tensor, lr: Rate = 1.0, lr_size: Rate | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ``g = sum_k u_k z_k`` and ``M = sum_k u_k (z_k z_k^T - I)``, the latter times its
-    learning rates.
-    """
+    """Return ``g = sum_k u_k z_k`` and ``M = sum_k u_k (z_k z_k^T - I)`` times its rates."""
     weighted = utilities[..., None] * z
     moment = torch.einsum("k...i,k...j->...ij", weighted, z)
     moment = moment - torch.diag_embed(utilities.sum(0)[..., None].expand(*z.shape[1:]))

@@ -1,6 +1,4 @@
-"""SOAP followed by orthogonalization: Adam's step in the eigenbasis of Shampoo, made orthogonal as
-Muon does.
-"""
+"""SOAP followed by orthogonalization: its step, made orthogonal as Muon's is."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ from ..muon import orthogonalize
 
 
 class OrthogonalSOAP(Optimizer):
-    """SOAP's direction, orthogonalized and scaled to a root mean square of 0.2, as Muon's is to
-    match AdamW's.
+    """SOAP's direction, orthogonalized and scaled to a root mean square of 0.2, as Muon's.
 
     Second moments of the gradient's rows and columns give the bases, by one step of orthogonal
     iteration (a QR decomposition) every `interval` steps. Sides longer than `max_dim` have none.
@@ -87,9 +84,7 @@ def _moments(grad: Tensor, max_dim: int) -> list[Tensor | None]:
 
 
 class _Side:
-    """Second moments of one side of a matrix and their eigenbasis; without moments, the
-    identity.
-    """
+    """Second moments of one side and their eigenbasis; without moments, the identity."""
 
     def __init__(self, moment: Tensor | None) -> None:
         self.moment = moment

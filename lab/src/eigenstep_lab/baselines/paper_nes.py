@@ -1,5 +1,4 @@
-"""The paper's natural evolution strategy: the spectral factor of the *inverse* covariance, with
-exact maps.
+"""The paper's natural evolution strategy: the inverse covariance in spectral form.
 
 In whitened coordinates ``z`` (samples are ``m + B d^(-1/2) z``) and with utilities ``u_k``, best
 samples largest, let ``M = sum_k u_k (z_k z_k^T - I)``. The paper's step for the curvature
@@ -27,9 +26,7 @@ from eigenstep.search.sampling import assign, default_population
 from eigenstep.search.spectral import MAX_LOG_EIGS, REPAIR_INTERVAL, SIGMA_RANGE
 
 GAP = 1e-6
-"""Eigenvalues whose difference is at most this fraction of the larger one count as equal, as in the
-core.
-"""
+"""Eigenvalues that differ by at most this fraction count as equal, as in the core."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,7 @@ class PaperNES:
         return np.exp(-self.log_eigs / 2)
 
     def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> PaperNES:
-        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the
-        other way.
-        """
+        """Return the mirror image with a given mean; coordinates ``flipped`` are reversed."""
         return replace(self, mean=mean, basis=np.where(flipped, -1.0, 1.0)[..., None] * self.basis)
 
 

@@ -1,5 +1,4 @@
-"""Rules by which natural evolution strategies weigh samples and choose learning rates, as their
-authors give them.
+"""Rules by which evolution strategies weigh samples and choose learning rates.
 
 - ``FixedRates``, xNES of Glasmachers et al. (2010) and Wierstra et al. (2014): utilities by rank
   alone, one learning rate ``(9 + 3 log d) / (5 d sqrt d)`` for size and shape of the Gaussian.

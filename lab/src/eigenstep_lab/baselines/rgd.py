@@ -1,5 +1,4 @@
-"""Riemannian gradient descent over positive-definite matrices as it is usually done, on dense
-matrices.
+"""Riemannian gradient descent over dense positive-definite matrices, as usually done.
 
 Both schemes agree with ``S <- S - 2 lr S (dl/dS) S`` to first order in ``lr``, the paper's beta-2,
 and stay positive definite for every step size. Neither gives roots of ``S``.
@@ -16,8 +15,7 @@ from eigenstep.core.step import symmetrize
 
 
 def retraction_step(S: Tensor, gradient: Tensor, lr: float) -> Tensor:
-    """Return ``S + V + V S^-1 V / 2`` with ``V = -2 lr S (dl/dS) S``, the usual second-order
-    retraction.
+    """Return ``S + V + V S^-1 V / 2`` with ``V = -2 lr S (dl/dS) S``, a retraction.
 
     Args:
         S: the current matrix, shape ``(*batch, n, n)``.

@@ -59,8 +59,7 @@ def dense_curvature(curvature: OuterProducts, axes: int = 1) -> Tensor:
 def nearest_kronecker(
     matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str] | None = None
 ) -> Kronecker:
-    """Return the Kronecker product, nearest in the Frobenius norm, of factors of given sizes and
-    kinds.
+    """Return the nearest Kronecker product (Frobenius norm) of given sizes and kinds.
 
     Args:
         matrix: positive definite, shape ``(*batch, N, N)``.
@@ -81,8 +80,7 @@ def nearest_kronecker(
 
 
 def nearest_factors(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str]) -> list[Tensor]:
-    """Return factors ``S1, ..., SL`` whose Kronecker product is nearest to a positive-definite
-    matrix.
+    """Return factors ``S1, ..., SL`` whose Kronecker product is nearest to a matrix.
 
     Alternating least squares: with the other factors fixed, the best ``Sl`` is the matrix
     contracted with them, which is positive definite if they are. For two full factors this is the

@@ -1,5 +1,4 @@
-"""What a step of an optimizer costs on many GPUs: operations, memory of state, and bytes on the
-wire.
+"""What a step costs on many GPUs: operations, memory of state, bytes on the wire.
 
 Each optimizer is a list of units that one rank must step as a whole; ranks share units as
 `Spectral` shares its matrices (by the same code). `eigenstep bench scaling` compares the figures
@@ -147,9 +146,7 @@ def spectral(
 
 
 def muon(shapes: Shapes) -> list[Unit]:
-    """Muon: momentum, and five Newton-Schulz iterations of three products; AdamW for embeddings and
-    vectors.
-    """
+    """Muon: momentum and 15 products for a hidden matrix; AdamW for everything else."""
     units = []
     for name, shape in shapes:
         n, m = min(shape), max(shape)
@@ -169,8 +166,7 @@ def _of_matrices(shapes: Shapes, unit: Callable[[tuple[int, ...]], Unit]) -> lis
 
 
 def soap(shape: tuple[int, ...]) -> Unit:
-    """SOAP: two moments, two statistics and two bases; QR of statistics times bases now and then.
-    """
+    """SOAP: two moments, two statistics and two bases; QR now and then."""
     sides, size = [n for n in shape if n <= 10_000], math.prod(shape)  # longer sides get no basis
     once, cubes = sum(2.0 * size * n for n in sides), sum(n**3 for n in sides)
     # Statistics; gradient and momentum into the basis, and the step back; when bases change,
@@ -182,9 +178,7 @@ def soap(shape: tuple[int, ...]) -> Unit:
 
 
 def shampoo(shape: tuple[int, ...]) -> Unit:
-    """Distributed Shampoo: momentum, grafting, statistics and inverse roots of blocks;
-    eigendecompositions.
-    """
+    """Distributed Shampoo: momentum, grafting, statistics and inverse roots of blocks."""
     counts = [math.ceil(n / 1024) for n in shape]  # the largest side of a block
     sides = [n / count for n, count in zip(shape, counts, strict=True)]
     size = math.prod(sides)
@@ -273,9 +267,7 @@ def cost(units: Sequence[Unit], ranks: int, replicas: int = 1, *, splits: bool =
 def _coarse(
     tasks: Sequence[tuple[int, tuple[float, ...]]], ranks: int
 ) -> list[tuple[int, tuple[float, ...]]]:
-    """Join pieces of a task as long as every rank still gets several, which leaves the balance
-    nearly as it is.
-    """
+    """Join pieces of a task as long as every rank still gets several of them."""
     coarse = []
     for pieces, costs in tasks:
         joined = max(1, pieces // (8 * ranks))
@@ -284,8 +276,7 @@ def _coarse(
 
 
 def traffic(size: float, ranks: int, replicas: int = 1) -> tuple[float, float]:
-    """Return what a rank must send at least, on average, so that owners can step `size` bytes of
-    weights.
+    """Return what a rank must send on average so that owners can step `size` bytes.
 
     Args:
         size: bytes of all weights that have owners.
@@ -303,8 +294,6 @@ def traffic(size: float, ranks: int, replicas: int = 1) -> tuple[float, float]:
 
 
 def training_traffic(parameters: int, ranks: int) -> tuple[float, float]:
-    """Return what DDP (all-reduce) and FSDP2 (two all-gathers, one reduce-scatter) send for a step
-    themselves.
-    """
+    """Return what DDP and FSDP2 send for a step themselves."""
     one = FLOAT * parameters * (ranks - 1) / ranks
     return 2 * one, 3 * one

@@ -51,9 +51,7 @@ MEASURED: Mapping[str, tuple[str, Any, int]] = {
     "Muon, distributed": ("muon", 1, 1),
     "SOAP, as published": ("soap_reference", 10, 10),
 }
-"""Optimizers of the model that run here: rival, interval, and steps to average over.
-Distributed Shampoo's package is not published where Python packages are.
-"""
+"""Rivals of the model that run here: name, interval, and steps to average over."""
 
 
 def gpt(width: int) -> GPT:

@@ -25,8 +25,7 @@ def _all_to_all(
     splits: Any,
     *_: Any,
 ) -> float:
-    """Return what does not stay here; torch passes the splits of output and input, in this order.
-    """
+    """Return what does not stay here; torch passes splits of output and input."""
     rows = splits or [given.shape[0] // size] * size
     return _bytes(given) * (1 - rows[rank] / max(1, sum(rows)))
 

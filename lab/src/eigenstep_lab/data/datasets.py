@@ -79,9 +79,7 @@ def find(name: str) -> Path | None:
 
 
 def fetch(name: str) -> Path:
-    """Download a dataset into `$EIGENSTEP_DATA/<name>`, replacing what is there, and return that
-    folder.
-    """
+    """Download a dataset into `$EIGENSTEP_DATA/<name>`, and return that folder."""
     dataset = DATASETS[name]
     folder = data_root() / name
     if dataset.download:
@@ -137,9 +135,7 @@ PARTS = ("train_pixels", "train_labels", "test_pixels", "test_labels")
 
 
 def _decoded_once(sources: Iterable[Path], options: str, decode: Callable[[], Images]) -> Images:
-    """Decode pictures, or take them from the last time the same files were decoded with the same
-    options.
-    """
+    """Decode pictures, or take them from the last time these files were decoded."""
     stamps = [
         f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}"
         for path in sources

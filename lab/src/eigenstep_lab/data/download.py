@@ -1,5 +1,4 @@
-"""Download an archive with the package manager that publishes it, and unpack the files wanted from
-it.
+"""Download an archive with the package manager that publishes it, and unpack it.
 
 An archive is used only if its SHA-256 checksum is the one that is known beforehand. Nothing in it
 is run.
@@ -28,8 +27,7 @@ CHUNK = 1 << 20
 
 
 def download(command: Sequence[str], sha256: str, members: str, folder: Path) -> None:
-    """Run a command that leaves one archive behind, and make `folder` hold the files wanted from
-    it.
+    """Run a command that leaves one archive, and make `folder` hold files from it.
 
     The folder is replaced in one go once everything has arrived, so that it never holds half a
     dataset.
@@ -94,8 +92,7 @@ def _only_file(directory: Path, command: Sequence[str]) -> Path:
 
 
 def _decompress(archive: Path, tar: Path) -> None:
-    """Write the tar file inside an archive, which is read to its very end, where its checksum is.
-    """
+    """Write the tar file inside an archive, which is read to its very end."""
     if archive.suffix != ".deb":
         with gzip.open(archive) as content:
             _copy(content, tar)

@@ -1,6 +1,4 @@
-"""Read datasets in the formats they are published in. Damaged files give a `UserError` that names
-the file.
-"""
+"""Read datasets as they are published; a damaged file gives an error that names it."""
 
 from __future__ import annotations
 
@@ -78,8 +76,7 @@ def open_picture(path: Path) -> Iterator[Image.Image]:
 
 
 def read_picture(path: Path, size: int | None = None) -> Bytes:
-    """Read one image file as height × width × RGB; with `size`, its middle, scaled to size × size.
-    """
+    """Read one image as height × width × RGB; with `size`, its scaled middle."""
     with open_picture(path) as picture:
         picture.verify()  # checksums, which decoding does not look at; it uses the picture up
     with open_picture(path) as picture:
@@ -92,9 +89,7 @@ def read_picture(path: Path, size: int | None = None) -> Bytes:
 
 
 def read_cifar_sheet(path: Path) -> Bytes:
-    """Read a PNG sheet whose every row of 1024 pixels is one 32 × 32 picture; return N × 32 × 32 ×
-    RGB.
-    """
+    """Read a PNG sheet whose rows of 1024 pixels are pictures; return N × 32 × 32 × RGB."""
     sheet = read_picture(path)
     if sheet.shape[1] != 1024:
         raise UserError(
@@ -131,9 +126,7 @@ def read_text(path: Path) -> str:
 
 
 def list_image_folder(folder: Path) -> tuple[list[Path], Labels, tuple[str, ...]]:
-    """List the pictures in `folder/<class>/`, their class numbers and the names of the classes, all
-    sorted.
-    """
+    """List pictures in `folder/<class>/`, their class numbers and the classes, sorted."""
     classes = (
         tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))
         if folder.is_dir()
@@ -158,9 +151,7 @@ def list_image_folder(folder: Path) -> tuple[list[Path], Labels, tuple[str, ...]
 def list_picture_parts(
     folder: Path,
 ) -> tuple[dict[str, tuple[list[Path], Labels]], tuple[str, ...]]:
-    """List the pictures in `folder/train/<class>/` and `folder/val/<class>/` with their classes,
-    and all classes.
-    """
+    """List the pictures of `folder/train` and `folder/val`, and their classes."""
     listed = {part: list_image_folder(folder / part) for part in ("train", "val")}
     classes = listed["train"][2]
     if listed["val"][2] != classes:

@@ -71,8 +71,7 @@ class Images:
         return channels, height, width
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """Turn bytes into floats with mean 0 and variance 1 per channel over the training pictures.
-        """
+        """Turn bytes into floats with mean 0 and variance 1 per channel."""
         mean, std = self._moments
         return (pixels.float() / 255 - mean) / std
 
@@ -122,9 +121,7 @@ class Text:
     def batch(
         self, size: int, length: int, generator: Generator, *, train: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Draw passages at random; the targets are the inputs one character later. Both are size ×
-        length.
-        """
+        """Draw passages of size × length; the targets are one character later."""
         numbers = self.train if train else self.test
         if not 0 < length < len(numbers):
             raise UserError(

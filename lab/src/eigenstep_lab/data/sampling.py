@@ -1,6 +1,4 @@
-"""Draw some classes of a folder of pictures at random: the paper's ImageNet-25 is 25 classes of
-ImageNet-1k.
-"""
+"""Draw some classes of a folder of pictures: ImageNet-25 has 25 of ImageNet-1k's."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ LIST = "classes.txt"
 def sample_classes(
     source: Path, target: Path, *, classes: int, seed: int, listed: Path | None = None
 ) -> tuple[str, ...]:
-    """Make a folder with some classes of another, as links that take no space, and keep the list of
-    their names.
+    """Make a folder with links to some classes of another, and a list of their names.
 
     Args:
         source: Has `train/<class>/*` and `val/<class>/*`.

@@ -1,6 +1,4 @@
-"""Relatives of what the library does: filters, inverse problems, batches, models and pictures of
-searches, logs of spectra.
-"""
+"""Relatives of what the library does: filters, inverse problems, batches, logs."""
 
 from .batch import BatchResult, minimize_batch
 from .descent import BarzilaiBorwein

@@ -1,6 +1,4 @@
-"""A batch of independent searches: R runs of K points in d dimensions are one array, and one call
-of the function.
-"""
+"""Independent searches side by side: all points of all runs in one array."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -53,8 +51,7 @@ def minimize_batch(
     tolx: float = 1e-11,
     separable: bool = False,
 ) -> BatchResult:
-    """Run independent searches side by side: for small dimensions ten times as fast as one after
-    the other.
+    """Run independent searches side by side, ten times as fast in small dimensions.
 
     Args:
         fun: takes points of shape ``(R, K, d)`` and returns values of shape ``(R, K)``. Each run

@@ -1,5 +1,4 @@
-"""A rule for ``minimize_spd`` that needs less memory than L-BFGS: pass ``method=BarzilaiBorwein``.
-"""
+"""A rule for ``minimize_spd`` with less memory: ``method=BarzilaiBorwein``."""
 
 from torch import Tensor
 
@@ -7,9 +6,7 @@ from eigenstep.manifold.point import Point
 
 
 class BarzilaiBorwein:
-    """Go down the gradient by the inverse curvature along the previous step, its long and short
-    estimate in turn.
-    """
+    """Follow the gradient, scaled by the curvature along the previous step."""
 
     window = 10
 
@@ -22,9 +19,7 @@ class BarzilaiBorwein:
         return -self._rate * gradient
 
     def learn(self, point: Point, step: Tensor, change: Tensor) -> None:
-        """Estimate the curvature along the step; where it is not positive, try to go further next
-        time.
-        """
+        """Estimate the curvature along the step; go further where it is not positive."""
         curvature = step.dot(change).item()
         self._long = not self._long
         if curvature <= 0:

@@ -144,8 +144,7 @@ class InverseProblem:
         return self.constant - 0.5 * self.misfit(w).square().sum() - 0.5 * prior
 
     def estimate(self, at: Gaussian, deviations: Tensor) -> Estimate:
-        """Run the model at points around the mean of a Gaussian, and fit a line to what comes out.
-        """
+        """Run the model around the mean of a Gaussian, and fit a line to its outputs."""
         with torch.no_grad():
             points = at.means[ONLY] + deviations
             outputs = (

@@ -74,8 +74,7 @@ def save_history(history: History, path: str | Path) -> None:
 
 
 def load_history(path: str | Path) -> History:
-    """Read what ``save_history`` wrote to an ``.npz`` file, or raise a ``ValueError`` if that is
-    something else.
+    """Read what ``save_history`` wrote to an ``.npz`` file, or raise a ``ValueError``.
 
     The file is not trusted: nothing in it is executed, and at most a few megabytes of it are read.
     """
@@ -88,9 +87,7 @@ def load_history(path: str | Path) -> History:
 
 
 def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Read arrays of numbers from an ``.npz`` file; NumPy's reader would allocate what a damaged
-    header claims.
-    """
+    """Read arrays of numbers, never more than a file really holds."""
     arrays = {}
     with zipfile.ZipFile(path) as archive:
         for name in names:
@@ -111,9 +108,7 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
 
 
 def plot_history(history: History, path: str | Path) -> Path:
-    """Draw values, step size, coordinates, axes and deviations against evaluations, as users of
-    pycma know it.
-    """
+    """Draw values, step size, coordinates, axes and deviations against evaluations."""
     drawn, axes = plots.figure(columns=2, rows=2)
     best = np.array(history.best)
     above = np.array(history.fun) - best[np.isfinite(best)].min(initial=np.inf)

@@ -70,9 +70,7 @@ class State:
 
 
 def predict(state: State, transition: Tensor, noise: Tensor, *, exact: bool = True) -> State:
-    """Return the belief about the next state before it is measured; arguments as for
-    ``kalman_filter``.
-    """
+    """Return the belief about the next state; arguments as for ``kalman_filter``."""
     _check_matrix(transition, "transition", state, len(state.mean))
     _check_matrix(noise, "noise", state, len(state.mean))
     check_symmetric(noise, "noise")
@@ -91,9 +89,7 @@ def correct(
     exact: bool = True,
     substeps: int = 1,
 ) -> State:
-    """Return the belief about a state after it was measured as ``y``; other arguments as for
-    ``kalman_filter``.
-    """
+    """Return the belief after a measurement; other arguments as for ``kalman_filter``."""
     check_finite(measurement, "measurement")
     if measurement.ndim != 1:
         raise ValueError(f"measurement must be a vector, got shape {tuple(measurement.shape)}")

@@ -14,8 +14,7 @@ from eigenstep.inference.gaussian import Parameters
 
 
 class Minibatches:
-    """An unbiased, random stand-in for a model: every call draws other examples, and ``draw``
-    returns their model.
+    """A random, unbiased stand-in for a model: every call draws other examples.
 
     Examples:
         >>> batches = Minibatches(model, 100)

@@ -1,6 +1,4 @@
-"""Optuna samples hyperparameters with a search: ``study =
-optuna.create_study(sampler=SpectralSampler(seed=0))``.
-"""
+"""A sampler for Optuna: ``create_study(sampler=SpectralSampler(seed=0))``."""
 
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ WIDTH = 1 / 6  # First standard deviation of a parameter, relative to its range
 
 
 class SpectralSampler(BaseSampler):  # type: ignore[misc]
-    """Search over all parameters together; the first trials, and categories without any number, are
-    sampled at random.
+    """Search over all parameters together; categories alone are sampled at random.
 
     The search lives in the sampler, so all trials must be run from one process, with as many
     threads (``n_jobs``) or remote workers as you like. Trials that fail or are pruned count as
@@ -61,9 +58,7 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
         self._independent.reseed_rng()
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
-        """Return the parameters that all trials so far have in common, if there are numbers among
-        them.
-        """
+        """Return what all trials have in common, if there are numbers among them."""
         common = {name: d for name, d in self._spaces.calculate(study).items() if not d.single()}
         return common if any(isinstance(d, (Float, Int)) for d in common.values()) else {}
 
@@ -116,9 +111,7 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
     def _restart(
         self, study: Any, complete: Sequence[Any], search_space: Mapping[str, Any]
     ) -> None:
-        """Search in another space, from the best trial so far, or from the middle if there is no
-        choice of them.
-        """
+        """Search in another space, from the best trial so far or from the middle."""
         self._axes = {name: Axis(distribution) for name, distribution in search_space.items()}
         sign = -1.0 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1.0
         known = [trial for trial in complete if all(name in trial.params for name in self._axes)]
@@ -141,9 +134,7 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
 
 
 class Axis:
-    """One parameter as a coordinate: steps are integers, wide ranges logarithms, and categories
-    numbered.
-    """
+    """One parameter as a coordinate: numbered steps and categories, logarithms."""
 
     def __init__(self, distribution: Any) -> None:
         """Read an optuna distribution."""

@@ -58,9 +58,7 @@ class SpectraLog:
         self.snapshots: dict[str, list[tuple[int, Snapshot]]] = {}
 
     def record(self, optimizer: Spectral) -> None:
-        """Take down the present state; numbers are read from the device once, so it is cheap enough
-        for every step.
-        """
+        """Note the present state; numbers are read from the device once."""
         step = optimizer.param_groups[0]["count"]
         self.steps.append(step)
         rows = {
@@ -82,8 +80,7 @@ class SpectraLog:
         return torch.cat([numbers, eigs[places]]).double()
 
     def plot(self, path: str | Path, side: str | None = None) -> Path:
-        """Draw eigenvalues of one side at all times, condition numbers and speeds of all sides;
-        needs matplotlib.
+        """Draw eigenvalues of one side, and condition numbers and speeds of all.
 
         Args:
             path: where to write the picture; its ending decides the format.

@@ -1,5 +1,4 @@
-"""A quadratic model of the function, fitted to the points evaluated last, that proposes samples:
-``minimize(fun, x0, sigma0, method=Modeled)``.
+"""A quadratic model of the function that proposes samples: ``method=Modeled``.
 
 The model lives in the whitened coordinates of the Gaussian, in its eigenbasis: linear, with a
 diagonal or with a full Hessian, as the number of points allows. Before it sees the values of a
@@ -149,18 +148,14 @@ class Modeled:
 
 
 def _sizes(d: int) -> list[int]:
-    """Return how many coefficients a linear model has, a diagonal one and a full one, up to a
-    limit.
-    """
+    """Return how many coefficients a linear, a diagonal and a full model have."""
     return [
         k for k in (d + 1, 2 * d + 1, (d + 1) * (d + 2) // 2) if k <= max(MOST_COEFFICIENTS, d + 1)
     ]
 
 
 def least_squares(features: Array, wanted: Array) -> Array | None:
-    """Return coefficients of columns, each of which counts in its own size; ``None`` where rounding
-    leaves none.
-    """
+    """Return coefficients of scaled columns; ``None`` where rounding leaves none."""
     sizes = np.sqrt((features * features).sum(0))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         scaled = features / sizes
@@ -172,9 +167,7 @@ def least_squares(features: Array, wanted: Array) -> Array | None:
 
 
 def rank_correlation(one: Array, other: Array) -> float:
-    """Return Kendall's: the share of pairs in the same order, minus that of pairs in the opposite
-    order.
-    """
+    """Return Kendall's tau: the share of pairs in the same order, minus the others'."""
     rows, columns = np.triu_indices(len(one), 1)
     with np.errstate(invalid="ignore"):  # failures are infinite, and in no order
         agree = np.sign(one[rows] - one[columns]) * np.sign(other[rows] - other[columns])

@@ -167,9 +167,7 @@ def operations(sides: tuple[int, ...]) -> Table:
 
 
 def _milliseconds(function: Callable[[], Tensor]) -> float:
-    """Return the least time of a call, for other programs only lengthen it; reading a number waits
-    for the device.
-    """
+    """Return the least of seven times of a call; other programs only lengthen it."""
     clock = time.process_time if function().device.type == "cpu" else time.perf_counter
     times = []
     for _ in range(7):

@@ -99,8 +99,7 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
 
 
 def _first_order(name: str, start: Tensor) -> Verdict:
-    """Measure in which order of the step size one step of a scheme deviates from one of the default
-    scheme.
+    """Measure in which order of the step size one step leaves the default scheme's.
 
     The claim is about eigenvalues that are distinct: those of the start count as that, with the
     narrow gap.

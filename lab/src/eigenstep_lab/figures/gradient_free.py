@@ -128,8 +128,7 @@ class SpectralNES:
 
 
 def strategies(mean: Tensor) -> dict[str, NES]:
-    """Return all schemes at their start: one search for each mean, with the identity as covariance.
-    """
+    """Return all schemes at their start: a search for each mean, with covariance I."""
     seeds, d = mean.shape
     identity = torch.eye(d, dtype=mean.dtype, device=mean.device).expand(seeds, d, d)
     precision = Full.identity(d, (seeds,), dtype=mean.dtype, device=mean.device)

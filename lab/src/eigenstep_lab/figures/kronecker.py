@@ -57,9 +57,7 @@ SHARES = (0.0, 0.3, 0.5, 0.7, 0.9)
 
 
 def schemes(factors: list[Tensor], lr: float, gap: float) -> dict[str, Scheme]:
-    """Return all schemes but the default one, at the Kronecker product of factors of shape seeds ×
-    n × n.
-    """
+    """Return all schemes but the default one, at factors of shape seeds × n × n."""
     ones = torch.ones(len(factors[0]), dtype=factors[0].dtype, device=factors[0].device)
     spectral = Kronecker(ones, tuple(Full.from_dense(factor) for factor in factors)).normalized()
     inverse_free = Cholesky.from_dense(*factors)
@@ -123,8 +121,7 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
 
 
 def likeliest(covariance: Tensor, sizes: tuple[int, ...]) -> Kronecker:
-    """Return the Kronecker product under which Gaussian gradients with this covariance are
-    likeliest.
+    """Return the Kronecker product under which Gaussian gradients are likeliest.
 
     That is where learning factors comes to rest: here by averaging with Σ itself, without noise and
     in large steps.
@@ -136,9 +133,7 @@ def likeliest(covariance: Tensor, sizes: tuple[int, ...]) -> Kronecker:
 
 
 def divergence(estimate: Tensor, truth: Tensor) -> Tensor:
-    """Return the Kullback–Leibler divergence of centered Gaussians, of the truth from the estimate,
-    ``(*batch,)``.
-    """
+    """Return the divergence of the truth from an estimate, as centered Gaussians."""
     ratio = torch.linalg.solve(estimate, truth)
     return (
         torch.diagonal(ratio, dim1=-2, dim2=-1).sum(-1)

@@ -1,5 +1,4 @@
-"""Training vision transformers with weights in bfloat16, against AdamW, SOAP and Muon, with roots p
-= 1, 2 and 4.
+"""Training vision transformers in bfloat16, against AdamW, SOAP and Muon.
 
 Small versions of the paper's experiment: a vision transformer with two blocks of width 64 on
 Fashion-MNIST, and a hierarchical one (Hiera) whose width grows from 16 to 64 on CIFAR-10. Weights

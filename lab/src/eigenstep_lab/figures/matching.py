@@ -68,8 +68,7 @@ def frobenius(estimate: Tensor, truth: Tensor) -> Tensor:
 
 
 def wasserstein(estimate: Tensor, truth: Tensor) -> Tensor:
-    """Return the Wasserstein-2 distance of centered Gaussians with these covariances, relative to
-    ``(tr B)^(1/2)``.
+    """Return the Wasserstein-2 distance of centered Gaussians over ``(tr B)^(1/2)``.
 
     It is the distance of Bures: ``W^2 = tr A + tr B - 2 tr (B^(1/2) A B^(1/2))^(1/2)``.
     """
@@ -97,8 +96,7 @@ def run(
     settings: Settings,
     generator: Generator,
 ) -> tuple[Panel, ...]:
-    """Let all schemes learn from the same gradients and measure how far they are from the two
-    truths.
+    """Let all schemes learn from the same gradients; measure distances to two truths.
 
     Args:
         schemes: The schemes by name; the default one is added.
@@ -151,8 +149,7 @@ def run(
 def compare(
     name: str, rival: str, panels: Sequence[Panel], title: str, claim: str, limit: float
 ) -> Verdict:
-    """Judge a claim on how far a scheme is from a truth, compared with a rival, by the worse of the
-    two metrics.
+    """Judge how far a scheme is from a truth, by the worse of the two metrics.
 
     Args:
         name: The scheme.

@@ -1,5 +1,4 @@
-"""Write results: JSON, pictures, and one HTML page that holds everything and needs no other file.
-"""
+"""Write results: JSON, pictures, and one HTML page that needs no other file."""
 
 from __future__ import annotations
 
@@ -60,9 +59,7 @@ class Section:
 
 
 def draw(result: Result) -> Any:
-    """Draw the panels: medians over the seeds as lines, and bands that hold the middle 80 % of the
-    seeds.
-    """
+    """Draw the panels: medians over the seeds, and bands of their middle 80 %."""
     columns = min(result.columns, len(result.panels))
     rows = -(-len(result.panels) // columns)
     drawn, axes = figure(columns, rows, width=4.6, height=3.4)
@@ -87,9 +84,7 @@ def draw(result: Result) -> Any:
 
 
 def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Give every scheme one look: the paper's and ours a color each, thick, and dashes for their
-    variants.
-    """
+    """Give every scheme one look: the paper's and ours one color each, thick."""
     others, dashes = (
         cycle(OTHERS),
         {"paper": cycle(DASHES), "ours": cycle(DASHES), "": cycle(("--", ":", "-."))},
@@ -146,8 +141,7 @@ def write_pictures(directory: Path, section: Section) -> None:
 
 
 def read_figure(directory: Path, planned: Section, origin: Mapping[str, Any]) -> Section | None:
-    """Return a figure that was written before, or nothing if it was made in another way or cannot
-    be read.
+    """Return a figure that was written before, if it was made in this way.
 
     Args:
         directory: Where ``write_figure`` put it.

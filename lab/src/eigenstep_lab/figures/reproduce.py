@@ -1,5 +1,4 @@
-"""Reproduce the paper's figures: each shows the paper's scheme and ours against the paper's
-baselines.
+"""Reproduce the paper's figures: the paper's scheme and ours, and its baselines.
 
 Every figure ends in verdicts: the paper's claim, the measured figure, and whether the claim holds,
 as computed from it. Numbers go to FIGURE.json, pictures to FIGURE.png and FIGURE.svg; `all` also
@@ -160,9 +159,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def publish(directory: Path, folder: Path) -> None:
-    """Copy report and pictures of all figures, and put the verdicts into the page beside the
-    folder.
-    """
+    """Copy report and pictures to a folder, and the verdicts into the page beside it."""
     folder.mkdir(exist_ok=True)
     for name in ("report.html", "report.json", *(f"{name}.png" for name in FIGURES)):
         shutil.copyfile(directory / name, folder / name)
@@ -202,9 +199,7 @@ def _make_all(
 
 
 def shares(planned: Section) -> list[Section]:
-    """Cut a figure that trains networks on several tasks into one for each, to be made side by
-    side; others stay.
-    """
+    """Cut a figure that trains networks on several tasks into one for each."""
     tasks = planned.settings.get("tasks", ())
     if len(tasks) < 2:
         return [planned]

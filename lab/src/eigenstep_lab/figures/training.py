@@ -1,6 +1,4 @@
-"""What the two training figures share: every scheme trains the same small networks from the same
-weights.
-"""
+"""What both training figures share: schemes train the same networks and weights."""
 
 from __future__ import annotations
 
@@ -46,8 +44,7 @@ class Scheme:
 
 
 class RoundedWeights(nn.Module):
-    """A network whose weights and gradients are kept in half precision, while its products are
-    computed in float32.
+    """A network with weights and gradients in half precision, products in float32.
 
     Accelerators accumulate half-precision products in float32, too. Many CPUs can do no
     half-precision products, or only very slowly; this way they get the same rounding of all that an
@@ -67,8 +64,7 @@ class RoundedWeights(nn.Module):
 
 
 def load_task(name: str, device: torch.device) -> Classification:
-    """Return a task on a device; digits, which need no download, take the place of a dataset that
-    is not here.
+    """Return a task on a device; digits stand in for a dataset that is not here.
 
     The network stays of the same kind, and the task's name says what it is.
     """
@@ -139,8 +135,7 @@ def train_all(
 
 
 def _cell(task: Classification, scheme: Scheme, lr: float, steps: int, seed: int) -> dict[str, Any]:
-    """Return all that decides a run; of the code, that of our optimizers, as others do not change.
-    """
+    """Return all that decides a run; rivals do not depend on our code."""
     return {
         "task": [task.name, task.test_batches],
         "optimizer": scheme.optimizer,
@@ -176,8 +171,7 @@ def _read(plain: Any, path: Path | None) -> Record:
 
 
 def choose_lr(lrs: Sequence[float], loss: Callable[[float], float]) -> float:
-    """Return the learning rate with the least loss, from a grid that grows until that one is not at
-    its edge.
+    """Return the best learning rate, from a grid that grows until it is inside.
 
     Args:
         lrs: the first grid, in rising order; it goes on as it ends, in ratios of its last and its

@@ -1,5 +1,4 @@
-"""Hiera (Ryali et al., 2023): a hierarchical vision transformer that is made of plain transformer
-blocks.
+"""Hiera (Ryali et al., 2023), a hierarchical vision transformer of plain blocks.
 
 Each stage after the first begins by merging squares of 2 × 2 tokens into one of twice the width: in
 the attention, the merged token's query is the maximum of the four queries ("query pooling"). In the
@@ -23,8 +22,7 @@ from .transformers import initialize
 
 
 def merging_order(rows: int, columns: int, merges: int) -> Tensor:
-    """Sort a grid of tokens for merging: their numbers unit by unit, in each unit quarter by
-    quarter, and so on.
+    """Sort a grid of tokens for merging: unit by unit, then quarter by quarter.
 
     Args:
         rows: Rows of the grid, a multiple of 2^merges.
@@ -48,9 +46,7 @@ class UnitAttention(nn.Module):
     """Multi-head self-attention within units, with query pooling where the width grows."""
 
     def __init__(self, width_in: int, width: int, heads: int, units: int) -> None:
-        """Set up `heads` heads for tokens that come in `units` equal parts, which do not see each
-        other.
-        """
+        """Set up heads for tokens in `units` equal parts, which do not see each other."""
         super().__init__()
         self.heads, self.units, self.merges = heads, units, width != width_in
         self.query, self.key, self.value = (nn.Linear(width_in, width) for _ in range(3))
@@ -180,7 +176,6 @@ HIERA_VIT: Mapping[str, object] = {
     "heads": 1,
     "local_stages": 2,
 }
-"""Options of `Hiera` for the paper's HieraViT, which is Hiera-B: for 224 × 224 pictures 50,755,968
-parameters without the head. Counted are patch embedding, learned positions (301,056 of them),
-blocks and the last norm.
+"""Options of `Hiera` for the paper's HieraViT, which is Hiera-B. For 224 × 224 pictures it has
+50,755,968 parameters without the head, with 301,056 learned positions.
 """

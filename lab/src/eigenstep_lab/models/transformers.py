@@ -40,9 +40,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a two-layer perceptron of four times the width, each added to its normalized
-    input.
-    """
+    """Attention, then a two-layer perceptron, each added to its normalized input."""
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         """Set up one layer of a transformer."""
@@ -59,9 +57,7 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """A vision transformer without class token: patches, blocks, average over the tokens, linear
-    head.
-    """
+    """A vision transformer: patches, blocks, average over the tokens, linear head."""
 
     def __init__(
         self,
@@ -152,9 +148,7 @@ class GPT(nn.Module):
         initialize(self, depth, seed)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Turn character numbers, batch × length, into logits for the next one, batch × length ×
-        vocabulary.
-        """
+        """Turn characters, batch × length, into logits, batch × length × vocabulary."""
         if characters.shape[-1] > len(self.positions):
             raise UserError(
                 f"passages of {characters.shape[-1]} are longer than this model's "
@@ -172,15 +166,11 @@ PLAIN_VIT: Mapping[str, object] = {
     "heads": 12,
     "positions": "sincos",
 }
-"""Options of `ViT` for the paper's PlainViT: 85.6 million parameters without the head, for 224 ×
-224 pictures.
-"""
+"""Options of `ViT` for the paper's PlainViT: 85.6 million parameters without the head."""
 
 
 def initialize(model: nn.Module, depth: int, seed: int) -> None:
-    """Draw all weights: normal with deviation 0.02, smaller by √(2·depth) where a block adds to its
-    input.
-    """
+    """Draw all weights: normal, and smaller where a block adds to its input."""
     generator = Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "norm" in name and name.endswith("weight"):
@@ -195,9 +185,7 @@ def initialize(model: nn.Module, depth: int, seed: int) -> None:
 
 
 def sincos_positions(rows: int, columns: int, width: int) -> Tensor:
-    """Return fixed position codes, (rows·columns) × width: a quarter each of sin and cos, of row
-    and column.
-    """
+    """Return position codes, (rows·columns) × width: sin and cos of row and column."""
     if width % 4:
         raise UserError(f"width must be a multiple of 4 for sincos positions, got {width}")
     frequencies = 10_000 ** (-torch.arange(width // 4) / max(width // 4 - 1, 1))

@@ -38,9 +38,7 @@ KINDS: Mapping[str, tuple[Trial, float]] = {
     "search": (search, 0.1),
     "files": (damage_files, 0.05),
 }
-"""What is tried, and how often; a trial returns counts of what it did, and raises if something is
-wrong.
-"""
+"""What is tried, and how often. A trial returns counts, or raises."""
 ROUND = 10
 """Configurations that a process does before it reports."""
 ENOUGH = 20

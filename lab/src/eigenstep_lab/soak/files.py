@@ -1,6 +1,4 @@
-"""Files that are damaged at random: every reader says so in a sentence, and none returns something
-else.
-"""
+"""Files that are damaged at random: every reader says so in a sentence."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ SPOILS: tuple[Callable[[Tensor], Any], ...] = (
 
 
 def damage_files(chance: np.random.Generator) -> dict[str, int]:
-    """Write a checkpoint and a history, damage each in some ways, and try to read them; the same
-    with states.
-    """
+    """Write a checkpoint, a history and a state, damage them, and try to read them."""
     with tempfile.TemporaryDirectory() as name:
         folder, noticed = Path(name), 0
         weights = torch.from_numpy(chance.standard_normal((5, 7)))

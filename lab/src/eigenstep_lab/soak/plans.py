@@ -42,9 +42,7 @@ SHAPES: Mapping[tuple[int, ...], tuple[Mapping[str, Any], ...]] = {
     (4, 2, 3, 3): ({"batch_dims": 1}, {"batch_dims": 2}),
     EMBEDDING: (),
 }
-"""Shapes of parameters, and options that some of them get for what they hold: experts, fused
-projections, heads.
-"""
+"""Shapes of parameters, and options for some: experts, fused projections, heads."""
 TYPICAL: Mapping[str, tuple[Any, ...]] = {
     "interval": (1, 2, 5, [(0, 1), (7, 3)]),
     "nesterov": (0.0, 0.1, 0.2),
@@ -81,9 +79,7 @@ RARE: Mapping[str, tuple[Any, ...]] = {
 }
 """Options that change how large steps are, or how exact."""
 BETAS = ((0.5, 0.9), (0.9, 0.9), (0.9, 0.95), (0.95, 0.95), (0.9, 0.99), (0.95, 0.99))
-"""Second moments forget at most twice as fast as the momentum; with others, AdamW's own steps
-exceed the bound.
-"""
+"""Betas for which AdamW's own steps keep the bound."""
 ODD_BETAS = (
     (0.0, 0.9),
     (0.0, 0.95),
@@ -209,8 +205,7 @@ def _layout(chance: np.random.Generator, shape: tuple[int, ...]) -> Mapping[str,
 
 
 def _recognized(options: Mapping[str, Any], model: bool) -> bool:
-    """Tell whether embeddings are stepped as such; products of eigenvalues are not those of AdamW.
-    """
+    """Tell whether embeddings step as in AdamW."""
     corrected = options.get("eigenvalues", "corrected") == "corrected"
     return model or (options.get("structure", "auto") == "auto" and corrected)
 

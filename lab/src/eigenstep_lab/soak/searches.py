@@ -29,9 +29,7 @@ def _values(chance: np.random.Generator, points: np.ndarray) -> np.ndarray:
 
 
 def search(chance: np.random.Generator) -> dict[str, int]:
-    """Search twice, undisturbed and restored before every generation, with the same values told to
-    both.
-    """
+    """Search twice, undisturbed and restored before every generation."""
     dimension = int(chance.integers(1, 9))
     options: dict[str, Any] = {
         "method": METHODS[chance.integers(len(METHODS))],

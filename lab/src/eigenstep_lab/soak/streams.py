@@ -1,5 +1,4 @@
-"""Streams of gradients for one parameter: how large each entry is at each step, whatever its sign.
-"""
+"""Streams of gradients for one parameter: how large each entry is at each step."""
 
 from __future__ import annotations
 

@@ -14,9 +14,7 @@ from eigenstep.optim import Spectral
 from .plans import Network, Plan, draw
 
 LARGEST_STEP = 3.0
-"""Largest root mean square of one step: of a matrix in learning rates, of a vector in AdamW's
-largest steps.
-"""
+"""Largest root mean square of a step, in learning rates or AdamW's largest steps."""
 LARGEST_MOVE = 3.0
 """Largest root mean square of a matrix's whole move, in moves of AdamW with the same betas."""
 
@@ -58,9 +56,7 @@ class Training:
                 ours.copy_(theirs)
 
     def saved(self, bases: bool = True) -> list[Any]:
-        """Write everything that decides how the training goes on to a file, and return what is in
-        the file.
-        """
+        """Write everything that training needs to go on to a file; return its content."""
         file = io.BytesIO()
         torch.save(
             [
@@ -218,8 +214,7 @@ def _check_step(adam: _Adam, before: list[Tensor], training: Training, number: i
 
 
 class _Adam:
-    """AdamW on the same gradients at the same rates, in double precision, where no square is too
-    small or too large.
+    """AdamW on the same gradients at the same rates, in double precision.
 
     Where Spectral is AdamW in single precision, gradients count up to what can be squared there,
     for both.
@@ -239,9 +234,7 @@ class _Adam:
         self.way = [0.0 for _ in self.weights]
 
     def step(self, training: Training) -> None:
-        """Take a step with the gradients of a training, and note how far both are from where they
-        began.
-        """
+        """Take a step with a training's gradients; note how far both have come."""
         most = torch.finfo(torch.float32).max ** 0.5 / 16
         for weight, same in zip(self.weights, training.weights, strict=True):
             weight.grad = None if same.grad is None else same.grad.double()
@@ -265,9 +258,7 @@ class _Adam:
             self.theirs[index] = max(self.theirs[index], move)
 
     def compare(self, training: Training) -> int:
-        """Check that no matrix went too far: farther than AdamW's whole way, where that goes back
-        and forth.
-        """
+        """Check that no matrix went farther than AdamW did, or than its whole way."""
         for index, (ours, adams) in enumerate(zip(self.theirs, self.farthest, strict=True)):
             rounding = (
                 len(self.plan.missing)

@@ -1,3 +1,1 @@
-"""`eigenstep train` and `eigenstep tune`: settings, data feeds, checkpoints, several processes, and
-the loop itself.
-"""
+"""`eigenstep train` and `eigenstep tune`: settings, feeds, checkpoints, the loop."""

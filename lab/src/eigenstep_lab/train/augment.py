@@ -22,8 +22,7 @@ WIDEST = 4 / 3
 
 
 def middle_square(aspect: float) -> Box:
-    """Return the largest square in the middle of a picture that is `aspect` times as wide as high.
-    """
+    """Return the middle square of a picture `aspect` times as wide as high."""
     width, height = min(1.0, 1 / aspect), min(1.0, aspect)
     return (1 - width) / 2, (1 - height) / 2, width, height
 
@@ -81,8 +80,7 @@ def mix(
     mixup: float = 0.0,
     cutmix: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Mix each picture with its neighbor in the batch, and the labels alike; the labels become
-    probabilities.
+    """Mix each picture with its neighbor; labels become probabilities.
 
     MixUp (Zhang et al., 2017) averages the two pictures, CutMix (Yun et al., 2019) pastes a
     rectangle of one into the other. The shares are drawn from a Beta(a, a) distribution, once for

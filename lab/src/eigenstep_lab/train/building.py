@@ -61,8 +61,7 @@ def build_optimizer(settings: Settings, model: nn.Module) -> Optimizer:
 
 
 def _translate(name: str, value: Any) -> Any:
-    """Translate what TOML cannot say: no value, tuples, and the number formats of Spectral's state.
-    """
+    """Translate what TOML cannot say: no value, tuples, number formats."""
     if value == "none":
         return None
     if name.endswith("betas"):

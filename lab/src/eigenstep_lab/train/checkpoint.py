@@ -37,9 +37,7 @@ CLASSES = {
         "RMSPropGraft",
     ),
 }
-"""All classes that a checkpoint may hold besides plain data, by module: Scalable Shampoo keeps
-objects of its own.
-"""
+"""Classes that a checkpoint may hold besides plain data: Scalable Shampoo's."""
 
 
 def save(directory: Path, step: int, content: dict[str, Any]) -> Path:
@@ -65,9 +63,7 @@ def _checksum_of(path: Path) -> Path:
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """List the checkpoints of a run, the newest last: files, or folders to which several processes
-    wrote.
-    """
+    """List the checkpoints of a run, files or folders, the newest last."""
     return sorted(
         [*directory.glob("step-*.pt"), *directory.glob("step-*.dcp")], key=lambda path: path.stem
     )

@@ -81,9 +81,7 @@ def run(args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether Ctrl-C or a termination signal came; a second one
-    interrupts at once.
-    """
+    """Yield a function that tells whether to stop; a second signal interrupts."""
     asked = False
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -27,9 +27,7 @@ from .settings import Settings
 
 Batch = tuple[Tensor, Tensor]
 Example = tuple[Path, int, Any]
-"""A picture's file, its class, and five random numbers that decide its crop, or None for the
-middle.
-"""
+"""A picture's file, its class, and five random numbers for its crop, or None."""
 
 ORDER, CROP, MIX, STEP = range(4)
 """What chance is needed for; each use has its own random numbers."""
@@ -117,9 +115,7 @@ class _Pictures:
         return chance(self.settings.seed, ORDER, epoch).permutation(self.count)
 
     def crops(self, step: int) -> Any:
-        """Return five random numbers per picture of a step, or as many None if pictures stay as
-        they are.
-        """
+        """Return five random numbers, or None, for each picture of a step."""
         if self.settings.crop == 1 and not self.settings.flip:
             return [None] * self.settings.batch
         return chance(self.settings.seed, CROP, step).random((self.settings.batch, 5))
@@ -209,9 +205,7 @@ class PictureFolder(_Pictures):
 
 
 class _Decoder(Dataset[Any]):
-    """Reads pictures; a damaged one becomes a `UserError`, because exceptions lose their message
-    between processes.
-    """
+    """Reads pictures; a damaged one becomes a `UserError`, which keeps its message."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -1,5 +1,4 @@
-"""Training on several processes that torchrun started: who is who, how the network is shared, and
-checkpoints of it.
+"""Training on several processes: who is who, sharing, and checkpoints.
 
 One process alone is a team of one, which needs no process group.
 """
@@ -36,9 +35,7 @@ class Team:
     """
 
     def __init__(self, way: str = "ddp") -> None:
-        """Describe the processes as torchrun did, once the process group is set up; one process
-        otherwise.
-        """
+        """Describe the processes, if the process group is set up; else one."""
         self.way = way
         together = dist.is_available() and dist.is_initialized()
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
@@ -49,9 +46,7 @@ class Team:
         return self.rank == 0
 
     def wrap(self, model: nn.Module, optimizer_name: str) -> nn.Module:
-        """Return the network to call in place of `model`, whose parameters may be replaced by
-        shards.
-        """
+        """Return the network to call; its parameters may become shards."""
         if self.size == 1:
             return model
         if self.way == "ddp":
@@ -79,9 +74,7 @@ class Team:
             raise UserError(f"batch must be a multiple of {parts}, got {batch}")
 
     def accumulating(self, network: Any, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Return the context of one pass of several whose gradients add up: processes exchange them
-        in the last.
-        """
+        """Return the context of a pass; gradients are exchanged in the last one."""
         if self.size > 1 and self.way == "ddp" and not last:
             without: contextlib.AbstractContextManager[None] = network.no_sync()
             return without
@@ -120,8 +113,7 @@ class Team:
 
 @contextlib.contextmanager
 def together(way: str, device: str) -> Iterator[tuple[Team, str]]:
-    """Set up the process group if torchrun started this process; yield the team and this process's
-    device.
+    """Set up the process group under torchrun; yield the team and the device.
 
     A process group that is there already is used, and left as it is.
 
@@ -174,9 +166,7 @@ def leave() -> None:
 def save(
     path: Path, team: Team, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]
 ) -> None:
-    """Write a checkpoint of which every process has a part; it appears under its name only once it
-    is complete.
-    """
+    """Write a checkpoint, of which every process has a part, all at once."""
     from torch.distributed.checkpoint.state_dict_saver import save as write
 
     partial = path.with_name(f".{path.name}.partial")
@@ -196,9 +186,7 @@ def save(
 def load(
     path: Path, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]
 ) -> dict[str, Any]:
-    """Load a checkpoint that any number of processes wrote, and return the progress that was saved
-    with it.
-    """
+    """Load a checkpoint of any number of processes; return its progress."""
     from torch.distributed.checkpoint import state_dict
 
     found = _read(path, _state(model, optimizer, progress))
@@ -234,9 +222,7 @@ def _read(path: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _digests(folder: Path, names: list[str]) -> dict[str, str]:
-    """Compute checksums of some files of a folder, every process of its own; all of them get the
-    checksums of all.
-    """
+    """Compute checksums of files, shared among processes; all get all of them."""
     own = {
         name: checksums.digest(folder / name) if (folder / name).is_file() else "missing"
         for name in names

@@ -112,9 +112,7 @@ class Planner(DefaultLoadPlanner):
     """Puts what was read where it belongs."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Read what is no tensor as plain data; what torch then reads without limits is what we
-        have written anew.
-        """
+        """Read what is no tensor as plain data, and hand torch a clean copy."""
         plain, safe = torch.load(value, weights_only=True), io.BytesIO()
         torch.save(plain, safe)
         safe.seek(0)

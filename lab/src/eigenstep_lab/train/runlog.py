@@ -15,9 +15,7 @@ class RunLog:
     """Appends lines to `log.csv`, and scalars to TensorBoard's files in the same folder."""
 
     def __init__(self, directory: Path, step: int) -> None:
-        """Open the log of a run that is at `step`; lines from beyond it, which will be computed
-        again, are removed.
-        """
+        """Open the log of a run at `step`; lines from beyond it are removed."""
         from torch.utils.tensorboard import SummaryWriter  # slow to import: not before it is needed
 
         self.path = directory / "log.csv"

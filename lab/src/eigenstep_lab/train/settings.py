@@ -1,6 +1,4 @@
-"""Everything that decides a training run, as one record that comes from a TOML file, the command
-line, or both.
-"""
+"""Everything that decides a training run, as one record."""
 
 from __future__ import annotations
 
@@ -27,16 +25,12 @@ PRECISIONS = ("fp32", "bf16", "mixed")
 LONGEST = 1e12
 """Most steps or epochs of a duration."""
 PRECISION_OPTIONS = ("basis_dtype", "state_dtype")
-"""Options of our own optimizers that belong to the precision of a run; others have the precision of
-the weights.
-"""
+"""Options of our optimizers that belong to the precision of a run."""
 DURATIONS = ("train_for", "warmup", "evaluate_every", "log_every", "checkpoint_every")
 
 
 def _setting(default: Any, help: str, **more: Any) -> Any:
-    """Declare a setting: `choices` it must be one of, and `result=False` if the trained weights do
-    not depend on it.
-    """
+    """Declare a setting; with `result=False` the weights do not depend on it."""
     return field(
         default_factory=lambda: default, metadata={"default": default, "help": help, **more}
     )
@@ -152,9 +146,7 @@ class Settings:
             count_steps(getattr(self, name), 10**9, name)  # the steps in an epoch are not known yet
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that decide the trained weights and the log, in a form that JSON
-        keeps as it is.
-        """
+        """Return the settings that decide weights and log, as plain JSON."""
         chosen = {
             s.name: getattr(self, s.name)
             for s in dataclasses.fields(self)
@@ -168,9 +160,7 @@ class Settings:
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
 
     def place(self, root: str) -> Path:
-        """Return the folder of the run: `directory`, or one under `root` that is different for
-        every run.
-        """
+        """Return the folder of the run: `directory`, or one of its own under `root`."""
         name = f"{Path(self.data).stem}-{self.model}-{self.optimizer}-{self.digest()}"
         return Path(self.directory) if self.directory else Path(root) / name
 
@@ -203,9 +193,7 @@ def _check(setting: dataclasses.Field[Any], value: Any) -> None:
 
 
 def _check_plain(name: str, value: Any) -> None:
-    """Raise unless JSON keeps a value as it is: a TOML file can hold dates and numbers of any
-    length, for example.
-    """
+    """Raise unless JSON keeps a value as it is, unlike dates."""
     if isinstance(value, (list, tuple)):
         for item in value:
             _check_plain(name, item)

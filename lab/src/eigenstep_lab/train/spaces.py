@@ -1,5 +1,4 @@
-"""What `eigenstep tune` searches: for each optimizer its hyperparameters and where each is looked
-for.
+"""What `eigenstep tune` searches, for each optimizer, and where.
 
 Learning rate and weight decay are settings of a run, all others options of the optimizer. A name
 such as "1-beta1" stands for one minus that option: decay rates are searched by their distance from

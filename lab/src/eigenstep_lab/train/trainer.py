@@ -93,9 +93,7 @@ class Run:
         self.highest = [group["lr"] for group in self.optimizer.param_groups]
 
     def step(self, number: int, batch: Batch) -> Tensor:
-        """Take one step and return its loss (of this process's part of the batch), still on the
-        device.
-        """
+        """Take one step and return this process's loss, still on the device."""
         settings = self.settings
         # Some optimizers use chance
         torch.manual_seed(int(chance(settings.seed, STEP, number).integers(2**63)))
@@ -278,8 +276,7 @@ def _save(run: Run, directory: Path, step: int, seconds: float, losses: Tensor, 
 
 
 def _resume(run: Run, directory: Path) -> tuple[int, float, Tensor, int]:
-    """Return steps taken, seconds, and sum and number of the losses since the last line of the log.
-    """
+    """Return how far the run has come."""
     found = checkpoint.list_checkpoints(directory)
     if not found:
         return 0, 0.0, torch.zeros((), device=run.device), 0
@@ -322,9 +319,7 @@ def _resume(run: Run, directory: Path) -> tuple[int, float, Tensor, int]:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Return the mean cross-entropy; targets are class numbers, or probabilities with the logits'
-    shape.
-    """
+    """Return the mean cross-entropy; targets are class numbers or probabilities."""
     soft = targets.is_floating_point()
     return F.cross_entropy(
         logits.flatten(0, -2), targets if soft else targets.flatten(), label_smoothing=smoothing

@@ -1,5 +1,4 @@
-"""Search the hyperparameters of an optimizer at random, as the paper does: 80 runs, all
-hyperparameters at once.
+"""Search an optimizer's hyperparameters at random, as the paper does: 80 runs.
 
   eigenstep tune --optimizer soap --data fashion-mnist --train-for '2 epochs' --jobs 2
   eigenstep tune --config plainvit-imagewoof --data ~/imagewoof2 --optimizer muon
@@ -111,9 +110,7 @@ def open_study(directory: Path, shared: Settings, objective: str) -> Any:
 
 
 def queue(study: Any, space: Space, runs: int, seed: int) -> None:
-    """Put all runs into the study that are not in it, or that another process had begun and cannot
-    have finished.
-    """
+    """Queue all runs that are not in the study, or that cannot have finished."""
     for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
     queued = {t.user_attrs["run"] for t in study.get_trials() if not _abandoned(t)}
@@ -164,9 +161,7 @@ def search(study: Any, shared: Settings, directory: Path, jobs: int, objective: 
 
 
 def outcomes(planned: Iterator[Plan], jobs: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Do each planned run, in this process or in `jobs` others, and give what came of it as soon as
-    it is known.
-    """
+    """Do each planned run, here or in `jobs` processes; yield outcomes as they come."""
     if jobs == 1:
         for trial, settings, directory in planned:
             yield trial, attempt(settings, directory)
@@ -224,9 +219,7 @@ def finished(settings: Settings, directory: Path) -> dict[str, Any] | None:
 
 
 def report(study: Any, shared: Settings, directory: Path, objective: str, command: str) -> None:
-    """Print the five best runs, and write the best as JSON and as a configuration for `eigenstep
-    train`.
-    """
+    """Print the five best runs; write the best as JSON and as a configuration."""
     done = [trial for trial in study.get_trials() if trial.value is not None]
     diverged = sum("diverged" in trial.user_attrs for trial in study.get_trials())
     if not done:
