@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,3 +29,43 @@ def rastrigin(x: Array) -> Array:
 
 def rotation(d: int, seed: int = 0) -> Array:
     return np.linalg.qr(np.random.default_rng(seed).standard_normal((d, d)))[0]
+
+
+@dataclass(frozen=True)
+class Isotropic:
+    """The smallest distribution that can search: one step size, which follows the success of the
+    mean's neighbors.
+    """
+
+    mean: Array
+    sigma: Array
+
+    rate = 1.0
+
+    @classmethod
+    def start(cls, mean: Array, sigma: float) -> Isotropic:
+        return cls(mean, np.asarray(sigma))
+
+    def draw(self, rng: np.random.Generator, population: int) -> Array:
+        return rng.standard_normal((population, len(self.mean)))
+
+    def sample(self, z: Array, stretch: Array | None = None) -> Array:
+        return self.mean + self.sigma * z * (1.0 if stretch is None else stretch)
+
+    def whiten(self, x: Array, stretch: Array | None = None) -> Array:
+        return (x - self.mean) / (self.sigma * (1.0 if stretch is None else stretch))
+
+    def update(self, z: Array, values: Array, stretch: Array | None = None) -> Isotropic:
+        best = z[values.argsort()[: max(1, len(z) // 4)]].mean(0)
+        longer = np.linalg.norm(best) ** 2 > len(best) / max(1, len(z) // 4)
+        return Isotropic(
+            self.sample(best[None], stretch)[0], self.sigma * (1.2 if longer else 0.85)
+        )
+
+    def deviations(self) -> Array:
+        return np.full(len(self.mean), float(self.sigma))
+
+    axes = deviations
+
+    def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> Isotropic:
+        return replace(self, mean=mean)

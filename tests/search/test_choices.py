@@ -2,56 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
-from dataclasses import dataclass, replace
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from eigenstep.core.result import Result
 from eigenstep.search import METHODS, SCHEDULES, Search, SearchResult, Start, minimize
-from eigenstep.search.spectral import SpectralGaussian
+from eigenstep.search.gaussian import SpectralGaussian
 
-from .problems import Array, rastrigin, sphere
-
-
-@dataclass(frozen=True)
-class Isotropic:
-    """The smallest distribution that can search: one step size, which follows the success of the
-    mean's neighbors.
-    """
-
-    mean: Array
-    sigma: Array
-
-    @classmethod
-    def start(cls, mean: Array, sigma: float) -> Isotropic:
-        return cls(mean, np.asarray(sigma))
-
-    def draw(self, rng: np.random.Generator, population: int) -> Array:
-        return rng.standard_normal((population, len(self.mean)))
-
-    def sample(self, z: Array, stretch: Array | None = None) -> Array:
-        return self.mean + self.sigma * z * (1.0 if stretch is None else stretch)
-
-    def whiten(self, x: Array, stretch: Array | None = None) -> Array:
-        return (x - self.mean) / (self.sigma * (1.0 if stretch is None else stretch))
-
-    def update(self, z: Array, values: Array, stretch: Array | None = None) -> Isotropic:
-        best = z[values.argsort()[: max(1, len(z) // 4)]].mean(0)
-        longer = np.linalg.norm(best) ** 2 > len(best) / max(1, len(z) // 4)
-        return Isotropic(
-            self.sample(best[None], stretch)[0], self.sigma * (1.2 if longer else 0.85)
-        )
-
-    def deviations(self) -> Array:
-        return np.full(len(self.mean), float(self.sigma))
-
-    axes = deviations
-
-    def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> Isotropic:
-        return replace(self, mean=mean)
+from .problems import Isotropic, rastrigin, sphere
+from .test_saved import Narrower
 
 
 @pytest.mark.parametrize(
@@ -73,55 +32,6 @@ def test_names_are_short_for_classes(name: str, method: object) -> None:
         minimize(sphere, np.ones(3), 0.5, seed=1, method=m, max_evals=300) for m in (name, method)
     )
     np.testing.assert_array_equal(one.x, other.x)
-
-
-def test_searches_with_ones_own_choices_can_be_saved() -> None:
-    def make() -> Search:
-        return Search(np.full(3, 0.5), 0.5, seed=1, method=Isotropic, restarts=Narrower())  # type: ignore[arg-type]
-
-    search, copy = make(), make()
-    step(search, 400)
-    assert search.restarts > 0
-    copy.load_state_dict(search.state_dict())
-    pickled = pickle.loads(pickle.dumps(search))
-    for other in (copy, pickled):
-        np.testing.assert_array_equal(search.mean, other.mean)
-        assert other._restarts.width == search._restarts.width  # type: ignore[union-attr]
-    for s in (search, copy, pickled):
-        step(s, 60)
-    np.testing.assert_array_equal(search.mean, copy.mean)
-    np.testing.assert_array_equal(search.mean, pickled.mean)
-
-
-def test_distributions_that_are_no_dataclasses_cannot_give_a_state_dict() -> None:
-    class Plain(Isotropic):
-        pass
-
-    class Bare:
-        def __init__(self, mean: Array, sigma: float) -> None:
-            self.mean = mean
-
-    search = Search(np.ones(3), 0.5, method=Bare)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="pickle the search instead"):
-        search.state_dict()
-    assert Search(np.ones(3), 0.5, method=Plain).state_dict()  # type: ignore[arg-type]
-
-
-def step(search: Search, generations: int) -> None:
-    for _ in range(generations):
-        x = search.ask()
-        search.tell(x, rastrigin(x))
-
-
-@dataclass
-class Narrower:
-    """Each run starts with half the width of the last one."""
-
-    width: float = 1.0
-
-    def __call__(self, ended: Start, evals: int, rng: np.random.Generator) -> Start:
-        self.width /= 2
-        return replace(ended, width=self.width)
 
 
 def test_a_schedule_of_ones_own() -> None:

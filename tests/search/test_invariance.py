@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eigenstep.search import METHODS, Search
-from eigenstep.search.spectral import SpectralGaussian
+from eigenstep.search.gaussian import SpectralGaussian
 from eigenstep_lab.baselines.paper_nes import PaperNES
 
 from .problems import Array, rosenbrock, rotation

@@ -5,7 +5,6 @@ many dimensions.
 from __future__ import annotations
 
 import math
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -171,46 +170,6 @@ def test_on_a_plateau_nothing_is_learned_and_the_step_size_stays() -> None:
     failed = state.update(z, np.full(10, np.inf))  # all have failed: worse than what was there
     assert failed.sigma < after.sigma
     assert np.isfinite(failed.last).all()
-
-
-@pytest.mark.parametrize("how", ["state_dict", "pickle"])
-@pytest.mark.parametrize("after", [0, 1, 25])
-def test_a_saved_search_goes_on_bit_for_bit(how: str, after: int) -> None:
-    search, copy = (
-        Search(np.ones(30), 0.5, method="lowrank", seed=s, bounds=(-3, 3)) for s in (1, 2)
-    )
-
-    def step(search: Search) -> Array:
-        x = search.ask()
-        search.tell(x, np.where(x[:, 0] > 1.5, np.nan, rosenbrock(x)))
-        return x
-
-    for _ in range(after):
-        step(search)
-    if how == "pickle":
-        copy = pickle.loads(pickle.dumps(search))
-    else:
-        copy.load_state_dict(pickle.loads(pickle.dumps(search.state_dict())))
-    for _ in range(30):
-        np.testing.assert_array_equal(step(search), step(copy))
-
-
-def test_a_damaged_or_foreign_state_is_refused() -> None:
-    search = Search(np.ones(20), 0.5, method="lowrank", seed=0)
-    x = search.ask()
-    search.tell(x, sphere(x))
-    before, state = search.distribution, search.state_dict()
-    for name, value in (
-        ("directions", np.zeros((3, 20))),
-        ("path", np.full(20, np.nan)),
-        ("last", np.full(9, np.inf)),
-    ):
-        damaged = {**state, "distribution": {**state["distribution"], name: value}}
-        with pytest.raises(ValueError, match="damaged"):
-            search.load_state_dict(damaged)
-        assert search.distribution is before
-    with pytest.raises(ValueError, match="another method or dimension"):
-        Search(np.ones(20), 0.5, method="separable").load_state_dict(state)
 
 
 def turned(x: Array, signs: Array, order: Array) -> Array:

@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from eigenstep.search import Search, SearchResult, minimize
-from eigenstep.search.sampling import Reevaluation, assign
+from eigenstep.search.gaussian import assign
+from eigenstep.search.sampling import Reevaluation
 from eigenstep.search.search import FAILED_RESTARTS
 from eigenstep_lab.baselines.paper_nes import PaperNES
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from eigenstep.search import METHODS, SCHEDULES, Search, minimize
-from eigenstep.search.domain import to_numpy
+from eigenstep.search.space import to_numpy
 
 from .problems import Array, ellipsoid
 
@@ -137,7 +137,7 @@ def test_whatever_a_function_does(
     assert not math.isnan(result.fun)
     x = np.asarray(result.x, dtype=np.float64)
     assert np.isfinite(x).all()
-    domain = Search(x0, sigma0, **options)._domain
+    domain = Search(x0, sigma0, **options)._space
     assert domain.contains(x)
     assert (x[domain.integer] == np.round(x[domain.integer])).all()
     if options["target"] is not None and result.success:
@@ -167,7 +167,7 @@ def test_calls_in_any_order(
         for array in (state.mean, state.sigma, state.axes(), state.deviations()):
             assert np.isfinite(array).all()
         assert (state.axes() > 0).all()
-        assert search.best is None or search._domain.contains(
+        assert search.best is None or search._space.contains(
             np.asarray(search.best, dtype=np.float64)
         )
         assert (search.best is None) == math.isinf(search.best_fun)

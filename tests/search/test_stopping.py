@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from eigenstep.search import REASONS, Search, SearchResult, minimize
-from eigenstep.search.runs import Progress
+from eigenstep.search.record import Progress
+from eigenstep.search.stopping import Limits, why_over
 from eigenstep_lab.baselines.paper_nes import PaperNES
 
 from .problems import Array, ellipsoid, rastrigin, sphere
@@ -76,11 +77,12 @@ def test_stagnation() -> None:
         search.tell(x, rng.standard_normal(len(x)))
         assert search.iterations < 3000
     assert search.stop() in ("stagnation", "condition", "diverged", "tolx")
-    progress = Progress(1.0, 0.0, 0.0)
+    progress = Progress()
+    limits = Limits(1.0, 0.0, 0.0, 4, np.ones(3))
     state = Search(np.zeros(3), 1.0).distribution
     for generation in range(400):
         progress.add(np.array([5.0, 6.0, 7.0, 8.0]) + (generation % 7))
-        reason = progress.reason(state, 4, np.ones(3))
+        reason = why_over(progress, state, limits)
         assert reason in (None, "stagnation")
         if reason:
             break

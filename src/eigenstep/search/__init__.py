@@ -1,11 +1,11 @@
 """Search without gradients: minimize functions of which only values are known."""
 
 from .choice import METHODS
-from .driver import SearchResult, minimize, run
-from .history import History
-from .runs import REASONS, SCHEDULES, Start
+from .distribution import Distribution
+from .minimize import SearchResult, minimize, run
+from .record import History
 from .search import Search
-from .spectral import Distribution
+from .stopping import REASONS, SCHEDULES, Start
 
 __all__ = [
     "METHODS",

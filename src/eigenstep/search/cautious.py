@@ -1,10 +1,10 @@
 """A Gaussian for noisy values: it takes only a part of each step, as small as the noise demands.
 
-Each step of the mean, in whitened coordinates, is signal and noise. Their ratio is estimated from
-running averages of steps, in which noise cancels, and of their squared lengths, in which it does
-not (learning rate adaptation, Nomura et al., 2023). The part that is taken follows this ratio: with
-much noise, many generations act as one with many samples. One rate serves mean, covariance and step
-size. The smaller it is, the longer steps should be: sigma grows as it falls.
+Each step of the mean, in whitened coordinates, is signal and noise. Running averages of steps, in
+which noise cancels, and of their squared lengths, in which it does not, tell their ratio (learning
+rate adaptation, Nomura et al., 2023). The part that is taken follows this ratio: with much noise,
+many generations act as one with many samples. One rate serves mean, covariance and step size. The
+smaller it is, the longer steps should be: sigma grows as the rate falls.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..core.numpy_twin import Array
-from .spectral import SpectralGaussian, within_range
+from .gaussian import SpectralGaussian, within_range
 
 MEMORY = 0.1  # Rate of the averages, beta
-WANTED = 1.4  # Signal per noise that is wanted, relative to the rate, alpha
+WANTED = 1.4  # Signal-to-noise ratio at which the rate stays, divided by the rate, alpha
 SPEED = 0.1  # How fast the rate changes, relative to itself, gamma
 LEAST_RATE = 1e-3
 
@@ -30,6 +30,7 @@ class CautiousGaussian(SpectralGaussian):
     # Average step, whitened, in the coordinates of the space
     trend: Array = field(default_factory=lambda: np.zeros(0))
     energy: float = 0.0  # average of squared lengths of steps
+    rate: float = 1.0  # part of each step that is taken
 
     @classmethod
     def start(cls, mean: Array, sigma: float, *, separable: bool = False) -> CautiousGaussian:
@@ -50,9 +51,7 @@ class CautiousGaussian(SpectralGaussian):
 
 
 def next_rate(rate: float, squared: float, energy: float) -> float:
-    """Return the rate that follows from the squared length of the trend and the average squared
-    length of steps.
-    """
+    """Return the rate after ``rate``: ``squared`` is the squared length of the trend."""
     noise = energy - squared
     # Of a trend without signal, the averages leave this part of the energy.
     signal = squared - MEMORY / (2 - MEMORY) * energy

@@ -1,9 +1,9 @@
-"""Samples: how they are drawn, how much each counts, and how fast to learn from them; how often, if
-there is noise.
+"""How many samples there are, how much each counts, and how fast to learn from them; how often each
+is evaluated if there is noise.
 
-Of a noisy function, each generation evaluates a few samples once more. If that changes their rank
-by more than could be put up with, all samples are evaluated more often from then on, and their
-values averaged; if not, less often. (The measure is that of UH-CMA-ES, Hansen et al., 2009.)
+Of a noisy function, each generation evaluates a few samples once more. If that changes their ranks
+too much, all samples are evaluated more often from then on, and their values averaged; if not, less
+often. The measure is that of UH-CMA-ES (Hansen et al., 2009).
 """
 
 import math
@@ -14,98 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
-
-
-def mirrored_orthogonal(
-    rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int
-) -> Array:
-    """Return orthogonal samples ``z`` and ``-z``; an odd population has one without a
-    mirror image.
-    """
-    z = orthogonal(rng, batch, (population + 1) // 2, d)
-    return np.concatenate([z, -z], -2)[..., :population, :]
-
-
-def orthogonal(rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int) -> Array:
-    """Return samples whose directions are orthogonal, as far as ``d`` of them can be.
-
-    Each sample alone is standard normal: its direction is uniform, and it keeps the length that it
-    was drawn with.
-    """
-    z = rng.standard_normal((*batch, population, d))
-    lengths = np.sqrt((z * z).sum(-1, keepdims=True))
-    for start in range(0, population, d):
-        block = slice(start, start + d)
-        z[..., block, :] = orthonormal_rows(z[..., block, :]) * lengths[..., block, :]
-    return z
-
-
-def orthonormal_rows(z: Array) -> Array:
-    """Return what Gram and Schmidt make of ``k <= d`` rows, shape ``(*batch, k, d)``."""
-    rows, d = z.shape[-2:]
-    if 2 * rows <= d:
-        # Few random rows are far from dependent: the Cholesky factor of their products is exact
-        # enough, and faster.
-        return np.asarray(np.linalg.solve(np.linalg.cholesky(z @ z.swapaxes(-2, -1)), z))
-    q, r = np.linalg.qr(z.swapaxes(-2, -1))
-    # Directions are uniform only with a positive diagonal of R, whose signs QR leaves open.
-    signs = np.copysign(1.0, np.einsum("...ii->...i", r))
-    return q.swapaxes(-2, -1) * signs[..., None]
-
-
-def sanitize(values: Array) -> Array:
-    """Return the values with everything that is no finite number, a failure, ranked
-    last: ``+inf``.
-    """
-    return np.where(np.isfinite(values), values, np.inf)
-
-
-def assign(values: Array, *tables: Array) -> tuple[Array, ...]:
-    """Give each sample its weight from each of several tables.
-
-    Samples with equal values share the mean of their weights: on a plateau, where all are equal,
-    nothing is selected.
-    """
-    order = values.argsort(-1)
-    ordered = np.take_along_axis(values, order, -1)
-    ranks = order.argsort(-1)
-    leads = np.ones(values.shape, dtype=bool)  # the first sample of each set of equal ones
-    leads[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    if leads.all():
-        return tuple(table[ranks] for table in tables)
-    ties = leads.ravel().cumsum() - 1  # which set each sample belongs to, over the whole batch
-    sizes = np.bincount(ties)
-
-    def share(table: Array) -> Array:
-        sums = np.bincount(ties, np.broadcast_to(table, values.shape).ravel())
-        shared = (sums / sizes)[ties].reshape(values.shape)
-        return np.take_along_axis(shared, ranks, -1)
-
-    return tuple(share(table) for table in tables)
-
+from .space import sanitize
 
 COVARIANCE_SPEED = 2.0  # Learning rates of the covariance, as multiples of CMA-ES's
 DAMPING = 0.5  # Damping of the step size, as a multiple of CMA-ES's
-REPULSION = (
-    0.3  # How much of the weights of bad samples pushes the mean away from them; CMA-ES has 0
-)
-# The basis turns every d / 20 generations: it costs d^3, and little changes in one generation
-TURN_INTERVAL = 20
+REPULSION = 0.3  # How much the weights of bad samples push the mean away; 0 in CMA-ES
+TURN_INTERVAL = 20  # The basis turns every d / 20 generations: a turn costs d^3 and changes little
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Constants of one generation, which depend on the dimension and the number of
-    samples alone.
-    """
+    """Constants of one generation, which follow from the dimension and the number of samples."""
 
-    # w_k of the covariance, by rank, best first; the better half positive with sum 1, the rest
-    # negative
-    weights: Array
+    weights: Array  # w_k of the covariance by rank, best first: sum 1 for good ones, bad ones < 0
     mean_weights: Array  # those of the mean, with smaller negative ones
-    mean_selected: (
-        float  # with how many independent samples the mean would move as much by chance, mu_eff
-    )
+    mean_selected: float  # effective number of samples, mu_eff, if the order is random
     path: float  # rate of the path of the mean, c_c
     rank_one: float  # rate of its outer product, c_1
     rank_many: float  # rate of the samples' outer products, c_mu
@@ -119,7 +42,8 @@ class Rates:
 def rates(d: int, population: int, separable: bool = False) -> Rates:
     """Return the constants of CMA-ES (Hansen, 2016), with the changes above."""
     raw = math.log((population + 1) / 2) - np.log(np.arange(1, population + 1))
-    good, bad = raw[raw > 0], -raw[raw < 0]
+    good = raw[raw > 0]
+    bad = -raw[raw < 0]
     selected = float(good.sum() ** 2 / (good**2).sum())
     rejected = float(bad.sum() ** 2 / (bad**2).sum())
 
@@ -135,9 +59,11 @@ def rates(d: int, population: int, separable: bool = False) -> Rates:
     mean_weights = np.where(raw > 0, weights, REPULSION * raw / bad.sum())
     # How far the mean moves if the order is random. Samples are mirrored: each has its opposite
     # among the others.
-    squares, square = float((mean_weights**2).sum()), float(mean_weights.sum()) ** 2
+    squares = float((mean_weights**2).sum())
+    square = float(mean_weights.sum()) ** 2
     chance = squares - (square - squares) / (population - 1)
-    weights.flags.writeable = mean_weights.flags.writeable = False
+    weights.flags.writeable = False
+    mean_weights.flags.writeable = False
 
     step_path = (selected + 2) / (d + selected + 5)
     crowded = 2 * max(0.0, math.sqrt((selected - 1) / (d + 1)) - 1)
@@ -165,9 +91,9 @@ def even(population: int) -> int:
     return population + population % 2
 
 
-TOLERANCE = 0.2  # Rank changes below this quantile of random ones are put up with
-# How the number of evaluations changes where there is too much noise, and where there is not
-GROWTH, DECAY = (1.5, 0.9)
+TOLERANCE = 0.2  # Rank changes below this quantile of random ones are tolerated
+GROWTH = 1.5  # Factor of the number of evaluations where there is too much noise
+DECAY = 0.9  # Factor where there is not
 
 
 @dataclass
@@ -183,10 +109,9 @@ class Reevaluation:
         return max(2, int(self.repeats))
 
     def plan(self, population: int, left: int) -> NDArray[np.int64]:
-        """Return which sample each evaluation is of: all ``repeats`` times, then a few
-        once more.
-        """
-        repeats, again = int(self.repeats), max(2, population // 5) if self.most > 1 else 0
+        """Return the sample of each evaluation: all ``repeats`` times, then a few once more."""
+        repeats = int(self.repeats)
+        again = max(2, population // 5) if self.most > 1 else 0
         if repeats * population + again > left:
             population = min(population, left)
             repeats, again = divmod(left, population)
@@ -201,8 +126,7 @@ class Reevaluation:
         again = values[population * repeats :]
         if not len(again):
             return first
-        # Before the first look is beyond doubt, do not react to it strongly: one step in either
-        # direction.
+        # Until the first answer is certain, go one small step in either direction.
         change = GROWTH if rank_change(first, again) > 0 else DECAY
         self.repeats = float(np.clip(self.repeats * change, 1.0, self.most))
         means = first.copy()
@@ -217,17 +141,19 @@ def mean(values: Array) -> Array:
 
 
 def rank_change(first: Array, again: Array) -> float:
-    """Return by how much rank changes exceed the tolerated ones, on average over the samples
-    evaluated again.
+    """Return how much rank changes exceed the tolerated ones, on average over the samples evaluated
+    again.
     """
     count = len(again)
     together = np.concatenate([first, again])
     ranks = together.argsort(kind="stable").argsort() + 1
-    old, new = ranks[:count], ranks[len(first) :]
-    change = np.abs(new - old) - 1
+    old = ranks[:count]
+    new = ranks[len(first) :]
     others = np.arange(1, len(together))
-    limits: Array = sum(
-        np.quantile(np.abs(others - (rank - (rank > other))[:, None]), TOLERANCE / 2, axis=1)
-        for rank, other in ((new, old), (old, new))
-    )
-    return sum((2 * change - limits).tolist()) / max(count, 1)
+
+    def limit(rank: NDArray[np.int64], other: NDArray[np.int64]) -> Array:
+        changes = np.abs(others - (rank - (rank > other))[:, None])
+        return np.asarray(np.quantile(changes, TOLERANCE / 2, axis=1))
+
+    excess = 2 * (np.abs(new - old) - 1) - (limit(new, old) + limit(old, new))
+    return sum(excess.tolist()) / max(count, 1)

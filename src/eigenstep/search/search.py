@@ -1,40 +1,87 @@
-"""The search itself: ask for points, tell their values, look whether to stop."""
+"""The search itself: ask for points, tell their values, look whether to stop.
+
+A search is a sequence of phases, which ask and tell, too: runs of a distribution, from a start to
+its end, and before some of them a descent. Phases work in coordinates without bounds.
+"""
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
-from . import saved
-from .choice import Choice
-from .descent import Descent
-from .domain import (
-    Domain,
-    Form,
-    Point,
+from .arguments import (
     check_options,
     check_population,
     check_start,
     read_sigma,
+    read_space,
     read_vector,
-    to_numpy,
 )
-from .history import Asked, History
-from .runs import Progress, Schedule, Start, Tally, find_schedule, known_reason
-from .sampling import Reevaluation, default_population, even, sanitize
-from .spectral import Begin, Distribution
+from .choice import choose_method
+from .descent import Descent
+from .distribution import Distribution
+from .record import Asked, History, Progress, entries, restore, save
+from .sampling import Reevaluation, default_population, even
+from .space import Form, Mask, Point, Space, sanitize, to_numpy
+from .stopping import Limits, Schedule, Start, Tally, find_schedule, known_reason, why_over
 
-LONGEST_INJECTION = (
-    2.0  # Other points count as if at most this many times as far away as samples usually are
-)
+LONGEST_INJECTION = 2.0  # Injected points count as at most this many times as far as samples
 FAILED_RESTARTS = 3  # Restarts elsewhere as long as no evaluation has given a finite value
 
 
+@dataclass
+class Run:
+    """One run of a distribution, from its start to its end."""
+
+    space: Space = field(metadata={"constant": True})
+    start: Start
+    distribution: Distribution
+    z: Array | None = None  # what the points that it has asked for are made of
+    progress: Progress = field(default_factory=Progress)
+
+    def ask(self, rng: np.random.Generator, most: int, stretch: Array | None) -> Array:
+        """Return a generation of points, as rows, but not more than ``most``."""
+        self.z = self.distribution.draw(rng, min(self.start.population, most))
+        return self.distribution.sample(self.z, stretch)
+
+    def tell(self, u: Array, rows: NDArray[np.int64], values: Array, stretch: Array | None) -> None:
+        """Learn from points ``u``: their places among those that were asked for, -1 for others, and
+        values.
+        """
+        if len(values) > 1:
+            z = np.empty(u.shape)
+            known = rows >= 0
+            if self.z is not None:
+                z[known] = self.z[rows[known]]
+            if not known.all():
+                z[~known] = self._shortened(self.distribution.whiten(u[~known], stretch))
+            self.distribution = self.distribution.update(z, values, stretch)
+        self.progress.add(values)
+
+    def _shortened(self, z: Array) -> Array:
+        """Return points of the user's own, but none much longer than samples; categories stay."""
+        lengths = np.sqrt((z * z).sum(-1, keepdims=True))
+        longest = LONGEST_INJECTION * z.shape[-1] ** 0.5
+        shortened = z * np.minimum(1.0, longest / np.maximum(lengths, 1e-300))
+        categories = list(self.space.categories)
+        shortened[:, categories] = z[:, categories]
+        return shortened
+
+    def reflect(self, mean: Array, flipped: Mask) -> None:
+        """Become the mirror image with another mean and some coordinates ``flipped``."""
+        self.distribution = self.distribution.reflected(mean, flipped)
+
+
+@dataclass(init=False, eq=False, repr=False)
 class Search:
     """Minimize a function of which only values are known, by asking for points and telling their
     values.
+
+    Its fields are what changes during a search, and what ``state_dict`` saves.
 
     >>> search = Search([1.0, 2.0, 3.0], 0.5, seed=0, target=1e-10)
     >>> while not search.stop():
@@ -43,6 +90,26 @@ class Search:
     >>> search.stop()
     'target'
     """
+
+    rng: np.random.Generator
+    run: Run  # the present run; during a descent, the one that would begin where that has begun
+    descent: Descent | None  # the present descent, if there is one
+    schedule: Schedule | None  # how restarts go on
+    tally: Tally
+    noise: Reevaluation | None
+    history: History
+    asked: Asked
+    injected: list[Array]  # points that wait to be asked for
+    decisions: list[str]  # how it searches, and why, in sentences
+    evaluations: int
+    iterations: int
+    failures: int
+    restarts: int
+    began: int  # evaluations before the present run or descent
+    best_x: Array | None
+    best_fun: float
+    reason: str | None  # why it is over
+    spent: float  # seconds until it was saved
 
     def __init__(
         self,
@@ -89,7 +156,7 @@ class Search:
             restarts: what to do at a local minimum: stop (``None``); start again with twice the
                 population ("ipop"); or do so alternately with small, narrow runs ("bipop"), at
                 random points if all coordinates have bounds, else at ``x0``. Or a function
-                (``eigenstep.search.runs.Schedule``). Few where no value is finite.
+                (``eigenstep.search.stopping.Schedule``). Few where no value is finite.
             noisy: the function gives other values each time: evaluate again, or learn less of each
                 value ("cautious").
             seed: the same seed gives the same search.
@@ -101,83 +168,101 @@ class Search:
             tolfun: a run ends where values differ by less than this.
             tolx: a run ends where all standard deviations are smaller than this.
         """
-        numbers: Any = {
-            "tolfun": (tolfun, 0.0),
-            "tolx": (tolx, 0.0),
-            "max_seconds": (max_seconds, 0.0),
-        }
-        sizes = {"max_evals": max_evals, "max_iter": max_iter, "max_restarts": max_restarts}
-        check_options(sizes=sizes, numbers={**numbers, "target": (target, -np.inf)})
-        check_population(population)
-        self._rng = np.random.default_rng(seed)
-        self._x0 = x0 if callable(x0) else None
-        first = x0(self._rng) if callable(x0) else x0
-        self._form = Form(first)
-        start = read_vector(first, "x0")
-        d = len(start)
-        sigma, scale = read_sigma(sigma0, d)
-        self._domain = Domain.build(scale, bounds, integers, sigma, self._form, categories)  # type: ignore[arg-type]
-        if not self._domain.contains(start):
-            raise ValueError("x0 must be within the bounds")
-        check_start(start, sigma * scale, tolx, self._form)
-        self._start, self._sigma0 = start, sigma
-        self.max_evals, self._max_iter = 10_000 * d if max_evals is None else max_evals, max_iter
-        self._max_seconds, self._max_restarts, self.target = max_seconds, max_restarts, target
-        self._tolfun, self._tolx = tolfun, tolx
-        self._present = Start(even(default_population(d)) if population is None else population)
-        self._tally, self._used = Tally(tolfun), 0
-        told: Any = {
-            "exact": self._form.exact,
-            "noisy": noisy,
-            "max_evals": self.max_evals,
-            "tolfun": tolfun,
-        }
-        self._choice = Choice.make(method, self._domain, **told)
-        self.decisions = list(self._choice.reasons)
-        self._restarts = find_schedule(restarts)
-        self.noise = Reevaluation(most=64 if self._choice.again else 1) if noisy else None
-        self.evaluations = self.iterations = self.failures = self.restarts = 0
-        self.best_x: Array | None = None
-        self.best_fun = np.inf
-        self.history = History()
-        self._reason: str | None = None
-        self._seconds = 0.0
-        self._clock: float | None = None
-        self._injected: list[Array] = []
-        self._asked: Asked | None = None
-        self._begin(start, self._choice.descend)
-
-    def _begin(self, start: Array, begin: Begin | None = None) -> None:
-        """Begin a run, the first or one after a restart; or the descent before it."""
-        sigma = self._sigma0 * self._present.width
-        self.distribution: Distribution = (begin or self._choice.begin)(
-            self._domain.encode(start), sigma
+        check_options(
+            sizes={"max_evals": max_evals, "max_iter": max_iter, "max_restarts": max_restarts},
+            numbers={
+                "tolfun": (tolfun, 0.0),
+                "tolx": (tolx, 0.0),
+                "max_seconds": (max_seconds, 0.0),
+                "target": (target, -np.inf),
+            },
         )
-        self._progress = Progress(sigma, self._tolfun, self._tolx)
-        self._run_start = self.evaluations
-        self._asked = None
+        check_population(population)
+        self.rng = np.random.default_rng(seed)
+        self._x0 = x0 if callable(x0) else None
+        first = x0(self.rng) if callable(x0) else x0
+        self._form = Form(first)
+        self._start = read_vector(first, "x0")
+        d = len(self._start)
+        self._sigma0, scale = read_sigma(sigma0, d)
+        self._space = read_space(
+            scale, bounds, integers, categories, sigma=self._sigma0, form=self._form
+        )
+        if not self._space.contains(self._start):
+            raise ValueError("x0 must be within the bounds")
+        check_start(self._start, self._sigma0 * scale, tolx, self._form)
+        self.target = target
+        self.max_evals = 10_000 * d if max_evals is None else max_evals
+        self._max_iter = max_iter
+        self._max_seconds = max_seconds
+        self._max_restarts = max_restarts
+        self._tolfun = tolfun
+        self._tolx = tolx
+        self._choice = choose_method(
+            method,
+            self._space,
+            exact=self._form.exact,
+            noisy=noisy,
+            max_evals=self.max_evals,
+            tolfun=tolfun,
+        )
+        self.decisions = list(self._choice.reasons)
+        self.schedule = find_schedule(restarts)
+        self.noise = Reevaluation(most=64 if self._choice.again else 1) if noisy else None
+        self.tally = Tally(tolfun)
+        self.history = History()
+        self.evaluations = 0
+        self.iterations = 0
+        self.failures = 0
+        self.restarts = 0
+        self.best_x = None
+        self.best_fun = np.inf
+        self.injected = []
+        self.reason = None
+        self.spent = 0.0
+        self._clock: float | None = None
+        population = even(default_population(d)) if population is None else population
+        self._begin(self._start, Start(population), descend=True)
 
-    def kinds(self) -> list[Distribution]:
-        """Return an example of each kind of distribution that this search may have."""
-        begins = [
-            begin for begin in (self._choice.begin, self._choice.descend) if begin is not None
-        ]
-        return [begin(self._domain.encode(self._start), self._sigma0) for begin in begins]
+    def _begin(self, x: Array, start: Start, descend: bool = False) -> None:
+        """Begin a run, the first or one after a restart; or the descent before it."""
+        u = self._space.encode(x)
+        sigma = self._sigma0 * start.width
+        self.run = Run(self._space, start, self._choice.begin(u, sigma))
+        self.descent = None
+        if descend and self._choice.descend is not None:
+            self.descent = self._choice.descend(u, sigma)
+        self.began = self.evaluations
+        self.asked = Asked()
+
+    @property
+    def phase(self) -> Descent | Run:
+        """What asks for points now."""
+        return self.descent or self.run
+
+    @property
+    def _center(self) -> Descent | Distribution:
+        return self.descent or self.run.distribution
+
+    @property
+    def distribution(self) -> Distribution:
+        """The distribution of the present run."""
+        return self.run.distribution
 
     @property
     def descending(self) -> bool:
         """Whether the start for smooth functions is still under way."""
-        return isinstance(self.distribution, Descent)
+        return self.descent is not None
 
     @property
     def generations(self) -> int:
         """Generations of the present run, not counting the descent."""
-        return len(self._progress.best)
+        return len(self.run.progress.best)
 
     @property
     def run_evaluations(self) -> int:
         """Evaluations of the present run, or descent."""
-        return self.evaluations - self._run_start
+        return self.evaluations - self.began
 
     @property
     def dimension(self) -> int:
@@ -187,30 +272,33 @@ class Search:
     @property
     def population(self) -> int:
         """Number of points in each generation of the present run."""
-        return self._present.population
+        return self.run.start.population
 
     @property
     def mean(self) -> Point:
         """Center of the distribution: the best guess if the function is noisy."""
-        return self._form.make(self._domain.decode(self.distribution.mean))
-
-    def repeat_mean(self, times: int) -> Point:
-        """Return the center of the distribution several times, as rows, to have it evaluated."""
-        return self._form.make(
-            np.repeat(self._domain.decode(self.distribution.mean)[None], times, 0)
-        )
+        return self._form.make(self._space.decode(self._center.mean))
 
     @property
     def sigma(self) -> float:
         """Step size: the typical distance of samples from the mean, in units of ``sigma0`` if that
         is a vector.
         """
-        return float(self.distribution.sigma)
+        return float(self._center.sigma)
 
     @property
     def best(self) -> Point | None:
         """The best point so far."""
         return None if self.best_x is None else self._form.make(self.best_x)
+
+    @property
+    def seconds(self) -> float:
+        """Time since the first ``ask``, without the time between saving and loading the state."""
+        return self.spent + (0.0 if self._clock is None else time.monotonic() - self._clock)
+
+    def repeat_mean(self, times: int) -> Point:
+        """Return the center of the distribution several times, as rows, to have it evaluated."""
+        return self._form.make(np.repeat(self._space.decode(self._center.mean)[None], times, 0))
 
     def inject(self, points: Point) -> None:
         """Propose a point of your own, or several as rows, which the next ``ask`` will return among
@@ -218,55 +306,52 @@ class Search:
         """
         rows = np.atleast_2d(to_numpy(points)).copy()
         self._check_points(rows)
-        self._injected.extend(rows)
+        self.injected.extend(rows)
 
     def ask(self) -> Point:
         """Return the points to evaluate next, as rows; with ``noisy=True`` some or all more than
         once.
         """
-        left = self.max_evals - self._reserved() - self.evaluations
-        # Whoever goes on after the end may do so
-        left = max(left, 1) if self._reason is None else 10**18
+        left = self.max_evals - self._reserved - self.evaluations
+        # After the end, whoever wants to may go on.
+        left = max(left, 1) if self.reason is None else 10**18
         plan = None if self.noise is None else self.noise.plan(self.population, left)
-        population = min(getattr(self.distribution, "points", self.population), left)
-        z = self.distribution.draw(self._rng, population)
-        x = self._domain.decode(self.distribution.sample(z, self._stretch()))
-        for row in range(min(len(self._injected), population)):
-            x[-1 - row] = self._injected.pop(0)
-            z[-1 - row] = np.nan  # computed by `tell`
-        # As the user will give it back, rounded to his number format
+        x = self._space.decode(self.phase.ask(self.rng, left, self._stretch))
+        injected = self.injected[: len(x)]
+        for row, point in enumerate(injected):
+            x[-1 - row] = point
+        self.injected = self.injected[len(injected) :]
+        # As the user will give them back, rounded to his number format.
         x = to_numpy(self._form.make(x))
-        self._asked = Asked(x, z, plan)
+        self.asked = Asked(x, len(x) - len(injected), plan)
         if self._clock is None:
             self._clock = time.monotonic()
-        return self._form.make(self._asked.points)
+        return self._form.make(self.asked.points)
 
     def tell(self, points: Point, values: object) -> None:
         """Learn from points and their values.
 
-        Args: points: what ``ask`` returned, in any order; or points of your own, at least two.
+        Args:
+            points: what ``ask`` returned, in any order; or points of your own, at least two.
             values: one for each point. What is not a finite number counts as a failure: worse than
-            all others.
+                all others.
         """
         x, told = self._read(points, values)
-        asked = self._asked
-        if len(x) < 2 and (asked is None or not np.array_equal(x, asked.points)):
+        in_order = self.asked.is_told(x)
+        if len(x) < 2 and not in_order:
             raise ValueError(
                 f"tell needs one value for each of at least two points, got {len(told)} for "
                 f"{len(x)}"
             )
         self._count(told)
-        if asked is not None and asked.plan is not None and np.array_equal(x, asked.points):
-            assert self.noise is not None
-            x, told = asked.x, self.noise.average(asked.plan, told)
+        if in_order and self.noise is not None and self.asked.plan is not None:
+            told = self.noise.average(self.asked.plan, told)
+            x = to_numpy(self.asked.x)
         told = sanitize(told)
         self._keep_best(x, told)
-        if len(x) > 1 or self.descending:
-            self._learn(x, told)
+        self._learn(x, told)
         self.iterations += 1
-        self._asked = None
-        if not self.descending:
-            self._progress.add(told)
+        self.asked = Asked()
         self._record(told)
         self._look()
 
@@ -284,32 +369,24 @@ class Search:
         """Return why the search is over, one of ``eigenstep.search.REASONS``, or ``None`` while it
         goes on.
         """
-        if (
-            self._reason is None
-            and self._max_seconds is not None
-            and self.seconds >= self._max_seconds
-        ):
-            self._reason = "max_seconds"
-        return self._reason
+        limit = self._max_seconds
+        if self.reason is None and limit is not None and self.seconds >= limit:
+            self.reason = "max_seconds"
+        return self.reason
 
     def end(self, reason: str = "callback") -> None:
         """Stop the search for a reason of your own."""
-        self._reason = known_reason(reason)
+        self.reason = known_reason(reason)
 
     @property
-    def seconds(self) -> float:
-        """Time since the first ``ask``, without the time between saving and loading the state."""
-        return self._seconds + (0.0 if self._clock is None else time.monotonic() - self._clock)
-
     def _stretch(self) -> Array | None:
-        return (
-            self._domain.stretch(self.distribution.deviations(), self.population)
-            if self._domain.whole
-            else None
-        )
+        if not self._space.whole:
+            return None
+        return self._space.stretch(self.distribution.deviations(), self.population)
 
+    @property
     def _reserved(self) -> int:
-        # For the answer, which has to be evaluated anew
+        # For the answer, which has to be evaluated anew.
         return 0 if self.noise is None else self.noise.final
 
     def _read(self, points: Point, values: object) -> tuple[Array, Array]:
@@ -322,6 +399,16 @@ class Search:
             )
         return x, told
 
+    def _check_points(self, rows: Array) -> None:
+        if rows.ndim != 2 or rows.shape[1] != self.dimension:
+            raise ValueError(
+                f"points must have {self.dimension} coordinates each, got shape {rows.shape}"
+            )
+        if not np.isfinite(rows).all():
+            raise ValueError("points must be finite")
+        if self._space.bounded and not self._space.contains(rows):
+            raise ValueError("points must be within the bounds")
+
     def _count(self, told: Array) -> None:
         self.evaluations += len(told)
         self.failures += int(len(told) - np.isfinite(told).sum())
@@ -329,35 +416,18 @@ class Search:
     def _keep_best(self, x: Array, told: Array) -> None:
         least = int(told.argmin())
         if told[least] < self.best_fun:
-            self.best_fun, self.best_x = float(told[least]), x[least].copy()
+            self.best_fun = float(told[least])
+            self.best_x = x[least].copy()
 
     def _learn(self, x: Array, told: Array) -> None:
-        stretch = self._stretch()
-        self.distribution = self.distribution.update(self._whitened(x, stretch), told, stretch)
-        if self._domain.bounded:
-            self.distribution = self.distribution.reflected(
-                *self._domain.fold(self.distribution.mean)
-            )
-
-    def _whitened(self, x: Array, stretch: Array | None) -> Array:
-        """Return the ``z`` of points: those they were made of, or, for other points, shortened
-        ones.
-        """
-        found = np.full(x.shape, np.nan) if self._asked is None else self._asked.sources(x)
-        own = np.isnan(found).any(-1)
-        if own.any():
-            whitened = self.distribution.whiten(self._domain.encode(x[own]), stretch)
-            length = np.sqrt((whitened * whitened).sum(-1, keepdims=True))
-            longest = LONGEST_INJECTION * self.dimension**0.5
-            found[own] = whitened * np.minimum(1.0, longest / np.maximum(length, 1e-300))
-            chosen = np.array(list(self._domain.categories), dtype=np.int64)
-            found[np.ix_(own, chosen)] = whitened[:, chosen]
-        return found
+        self.phase.tell(self._space.encode(x), self.asked.rows(x), told, self._stretch)
+        if self._space.bounded:
+            self.phase.reflect(*self._space.fold(self._center.mean))
 
     def _record(self, values: Array) -> None:
         history = self.history
         if history.due:
-            axes = np.sort(self.distribution.axes())
+            axes = np.sort(self._center.axes())
             history.add(
                 nfev=self.evaluations,
                 fun=float(values.min()),
@@ -366,8 +436,8 @@ class Search:
                 sigma=self.sigma,
                 ratio=float(axes[-1] / axes[0]),
                 axes=axes,
-                mean=self._domain.decode(self.distribution.mean),
-                deviations=self.distribution.deviations() * self._domain.scale,
+                mean=self._space.decode(self._center.mean),
+                deviations=self._center.deviations() * self._space.scale,
                 population=len(values),
                 run=self.restarts,
             )
@@ -376,96 +446,109 @@ class Search:
     def _look(self) -> None:
         """Set the reason to stop, or restart, if it is time to."""
         if self.target is not None and self.best_fun <= self.target:
-            self._reason = "target"
-        elif self.evaluations >= self.max_evals - self._reserved():
-            self._reason = "max_evals"
+            self.reason = "target"
+        elif self.evaluations >= self.max_evals - self._reserved:
+            self.reason = "max_evals"
         elif self._max_iter is not None and self.iterations >= self._max_iter:
-            self._reason = "max_iter"
+            self.reason = "max_iter"
+        elif self.descent is not None:
+            if self.descent.over:
+                self._end_descent(self.descent)
         else:
             self._look_at_run()
 
     def _look_at_run(self) -> None:
-        used, descent = self.run_evaluations, self.distribution
-        if isinstance(descent, Descent):
-            if descent.over is None:
-                return
-            reason: str | None = "tolfun"
-            self._end_descent(descent, used)
-            if not self._tally.runs:
-                return
-        else:
-            reason = self._progress.reason(self.distribution, self.population, self._domain.scale)
-            limit = self._present.max_evals
-            if reason is None and (limit is None or used < limit):
-                return
-            self._tally.runs, self._used = self._tally.runs + used, used
-            self._tally.best = min(self._tally.best, *self._progress.best)
-        most = self._max_restarts
-        if (
-            reason == "failed" and self.best is None
-        ):  # again at the same point it would be no better, elsewhere it may
-            few = FAILED_RESTARTS if self._x0 is not None or self._domain.boxed else 0
-            most = few if most is None else min(most, few)
-        if self._restarts is None or (most is not None and self.restarts >= most):
-            self._reason = reason or "max_evals"
-        elif self._tally.descend:
-            self.restarts += 1
-            self._begin(self._new_start(), self._choice.descend)
-        else:
-            self._follow(self._restarts(self._present, self._used, self._rng), reason)
+        """End the run if it is over, or has used up its evaluations."""
+        reason = None
+        start = self.run.start
+        if self.run.progress.due:
+            axis = self._sigma0 * start.width
+            scale = self._space.scale
+            limits = Limits(axis, self._tolfun, self._tolx, start.population, scale)
+            reason = why_over(self.run.progress, self.distribution, limits)
+        used = self.run_evaluations
+        if reason is not None or (start.max_evals is not None and used >= start.max_evals):
+            self.tally.last_run = used
+            self.tally.runs += used
+            self.tally.best = min(self.tally.best, *self.run.progress.best)
+            self._restart(reason)
 
-    def _follow(self, following: Start | None, reason: str | None) -> None:
-        """Begin the run that the schedule wants, or end."""
+    def _end_descent(self, descent: Descent) -> None:
+        """Take note of a descent; after the first one begin the search."""
+        used = self.run_evaluations
+        self.tally.descents += used
+        what = f"gave up at {descent.value:.6g}"
+        if descent.over == "converged":
+            self.tally.lowest = min(self.tally.lowest, descent.value)
+            what = f"found a minimum, {descent.value:.6g},"
+        self.decisions.append(f"the descent {what} after {used} evaluations")
+        if self.tally.runs:
+            self._restart("tolfun")
+        else:
+            self._begin(self._space.decode(descent.outcome), self.run.start)
+
+    def _restart(self, reason: str | None) -> None:
+        """Begin what follows a run or a descent, or end for a reason."""
+        following = None
+        descend = self.tally.descend
+        if self.schedule is not None and self._may_restart(reason):
+            following = self.run.start
+            if not descend:
+                following = self.schedule(following, self.tally.last_run, self.rng)
         if following is None:
-            self._reason = reason or "max_evals"
+            self.reason = reason or "max_evals"
             return
         if not isinstance(following, Start):
             raise TypeError(f"restarts must return a Start or None, got {type(following).__name__}")
-        self._present = following
         self.restarts += 1
-        self._begin(self._new_start())
+        self._begin(self._new_start(), following, descend)
 
-    def _end_descent(self, descent: Descent, used: int) -> None:
-        """Take note of a descent; after the first one begin the search, if that has found a minimum
-        where it began.
-        """
-        found = descent.over == "converged"
-        self._tally.descents += used
-        self._tally.found = min(self._tally.found, descent.value if found else np.inf)
-        where = (
-            f"found a minimum, {descent.value:.6g}," if found else f"gave up at {descent.value:.6g}"
-        )
-        self.decisions.append(f"the descent {where} after {used} evaluations")
-        if not self._tally.runs:
-            self._begin(self._domain.decode(descent.start if found else descent.mean))
+    def _may_restart(self, reason: str | None) -> bool:
+        most = np.inf if self._max_restarts is None else self._max_restarts
+        if reason == "failed" and self.best_x is None:
+            # The same point would be no better, another one may.
+            elsewhere = self._x0 is not None or self._space.boxed
+            most = min(most, FAILED_RESTARTS if elsewhere else 0)
+        return self.restarts < most
 
     def _new_start(self) -> Array:
         if self._x0 is not None:
-            start = read_vector(self._x0(self._rng), "x0(generator)")
+            start = read_vector(self._x0(self.rng), "x0(generator)")
             self._check_points(start[None])
             return start
-        return self._domain.random(self._rng) if self._domain.boxed else self._start
-
-    def _check_points(self, rows: Array) -> None:
-        if rows.ndim != 2 or rows.shape[1] != self.dimension:
-            raise ValueError(
-                f"points must have {self.dimension} coordinates each, got shape {rows.shape}"
-            )
-        if not np.isfinite(rows).all():
-            raise ValueError("points must be finite")
-        if self._domain.bounded and not self._domain.contains(rows):
-            raise ValueError("points must be within the bounds")
+        return self._space.random(self.rng) if self._space.boxed else self._start
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that changes during a search, as plain arrays and numbers."""
-        return saved.save(self)
+        return {**save(self), "spent": self.seconds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another search, started with the same arguments, was when its ``state_dict``
-        was taken.
+        was taken; or, with an error, stay as it is.
         """
-        saved.load(self, state)
+        try:
+            loaded = self._restored(state)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"the state is not one of a search, or is damaged ({error!r})"
+            ) from error
+        for name, value in loaded.items():
+            setattr(self, name, value)
+        self._clock = None
+
+    def _restored(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that a state holds, each like that of a search that begins."""
+        u = self._space.encode(self._start)
+        likes = entries(self)
+        likes["run"] = Run(self._space, Start(4), self._choice.begin(u, self._sigma0))
+        likes["descent"] = None
+        if state["descent"] is not None and self._choice.descend is not None:
+            likes["descent"] = self._choice.descend(u, self._sigma0)
+        likes["asked"] = Asked()
+        likes["best_x"] = None if state["best_x"] is None else self._start
+        likes["reason"] = None if state["reason"] is None else known_reason(state["reason"])
+        return {name: restore(like, state[name], name) for name, like in likes.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle with the time spent so far in place of the running clock."""
-        return {**self.__dict__, "_seconds": self.seconds, "_clock": None}
+        return {**self.__dict__, "spent": self.seconds, "_clock": None}

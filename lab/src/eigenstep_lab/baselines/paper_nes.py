@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eigenstep.core.numpy_twin import Array, cayley, diagonal, reorthonormalize, transpose
-from eigenstep.search.sampling import assign, default_population
-from eigenstep.search.spectral import MAX_LOG_EIGS, REPAIR_INTERVAL, SIGMA_RANGE
+from eigenstep.search.gaussian import MAX_LOG_EIGS, REPAIR_INTERVAL, SIGMA_RANGE, assign
+from eigenstep.search.sampling import default_population
 
 GAP = 1e-6
 """Eigenvalues that differ by at most this fraction count as equal, as in the core."""
@@ -44,6 +44,8 @@ class PaperNES:
     log_eigs: Array
     basis: Array
     generation: int = 0
+
+    rate = 1.0  # Part of each step that is taken
 
     @classmethod
     def start(cls, mean: Array, sigma: float) -> PaperNES:

@@ -9,17 +9,11 @@ from numpy.typing import NDArray
 
 from eigenstep.core.checks import check_function, check_number
 from eigenstep.core.numpy_twin import Array
-from eigenstep.search.domain import (
-    Form,
-    Point,
-    check_options,
-    check_population,
-    check_start,
-    to_numpy,
-)
-from eigenstep.search.runs import MAX_CONDITION
-from eigenstep.search.sampling import default_population, even, sanitize
-from eigenstep.search.spectral import SpectralGaussian
+from eigenstep.search.arguments import check_options, check_population, check_start
+from eigenstep.search.gaussian import SpectralGaussian
+from eigenstep.search.sampling import default_population, even
+from eigenstep.search.space import Form, Point, sanitize, to_numpy
+from eigenstep.search.stopping import MAX_CONDITION
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eigenstep.search import History
-from eigenstep.search.history import LIMIT, LISTS
+from eigenstep.search.record import LIMIT, LISTS
 
 from .. import plotting as plots
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eigenstep.core.numpy_twin import Array
-from eigenstep.search.spectral import SpectralGaussian
+from eigenstep.search.gaussian import SpectralGaussian
 
 LEAST_AGREEMENT = 0.4  # Rank correlation from which on the model is used
 FORGET = 0.5  # How much of the average correlation is that of the last generation
@@ -38,6 +38,8 @@ class Modeled:
     hessian: Array  # of the model, shape (d, d)
     filled: int = 0  # how many points there are so far
     agreement: float = 0.0  # average rank correlation of predictions and values
+
+    rate = 1.0  # Part of each step that is taken
 
     @classmethod
     def start(cls, mean: Array, sigma: float) -> Modeled:

@@ -20,10 +20,10 @@ from ..core.checks import check_function, check_number
 from ..core.numpy_twin import Array
 from ..core.progress import bar
 from ..core.result import Result
-from .domain import Point, copy_point, to_number, to_numpy
-from .runs import REASONS
 from .sampling import mean
 from .search import Search
+from .space import Point, copy_point, to_number, to_numpy
+from .stopping import REASONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def run(
     check_function(fun, "fun")
     if callback is not None:
         check_function(callback, "callback")
-    evaluate = Evaluator(fun, batched, executor, timeout)
+    evaluate = _Evaluator(fun, batched, executor, timeout)
     points: Any = ()
     try:
         with bar(search.max_evals, progress) as show:
@@ -134,7 +134,7 @@ def run(
         evaluate.close()
 
 
-def _result(search: Search, evaluate: Evaluator) -> SearchResult:
+def _result(search: Search, evaluate: _Evaluator) -> SearchResult:
     reason = search.stop()
     assert reason is not None
     x, value, nfev, failures = search.best, search.best_fun, search.evaluations, search.failures
@@ -164,7 +164,7 @@ def _result(search: Search, evaluate: Evaluator) -> SearchResult:
     return SearchResult(x=x, fun=value, **counts, **ending, history=search.history)
 
 
-class Evaluator:
+class _Evaluator:
     """Calls the user's function with copies of points, and keeps what went wrong.
 
     ``first_error`` is the first exception, ``values`` what the first points gave of a population

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eigenstep.search import spectral
-from eigenstep.search.sampling import mirrored_orthogonal, orthonormal_rows, rates
-from eigenstep.search.spectral import SpectralGaussian
+from eigenstep.search import gaussian
+from eigenstep.search.gaussian import SpectralGaussian, mirrored_orthogonal, orthonormal_rows
+from eigenstep.search.sampling import rates
 
 from .problems import Array, ellipsoid, rotation
 
@@ -95,7 +95,7 @@ def test_update_is_cma_es_up_to_the_spectral_factor(seed: int, path: float) -> N
 def test_turns_that_wait_collect_the_same_covariance(monkeypatch: pytest.MonkeyPatch) -> None:
     d = 5
     state = random_state(d)
-    monkeypatch.setattr(spectral, "rates", lambda *a: replace(rates(*a), interval=3))
+    monkeypatch.setattr(gaussian, "rates", lambda *a: replace(rates(*a), interval=3))
     rng = np.random.default_rng(3)
     assert state.basis is not None
     for generation in range(2):
@@ -125,7 +125,7 @@ def test_separable_is_the_diagonal_of_the_full_update(monkeypatch: pytest.Monkey
     """
     d = 5
     monkeypatch.setattr(
-        spectral,
+        gaussian,
         "rates",
         lambda d, population, separable: replace(rates(d, population), interval=2),
     )

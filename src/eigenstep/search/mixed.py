@@ -2,26 +2,26 @@
 of each category.
 
 Chances move towards the categories of good samples and away from those of bad ones, as the mean of
-the Gaussian does, and never below a margin (as in CatCMA with margin, Hamano et al., 2024). It is
-such that about one sample in ten has a category that is not the most likely one: with more of them,
-the Gaussian learns too little of the rest.
+the Gaussian does, and never below a margin (as in CatCMA with margin, Hamano et al., 2024). With
+this margin, about one sample in ten has a category that is not the most likely one: with more of
+them, the Gaussian would learn too little of the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
-from .sampling import assign, rates
-from .spectral import Begin, Distribution
+from .distribution import Begin, Distribution
+from .gaussian import assign
+from .sampling import rates
+from .space import Mask
 
-# Least chance that no category of a sample differs from the most likely one, once all are learned
-KEEP = 0.9
+KEEP = 0.9  # Least chance that a sample has the most likely categories, once all are learned
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Mixed:
     """A distribution of numbers and categories; all methods return a new one."""
 
     numbers: Distribution  # of the coordinates that are numbers
-    # of each value of each category, shape (categories, most values), zero where there is no such
-    # value
-    chances: Array
+    chances: Array  # of each category's values, shape (categories, most values); 0 for no value
     columns: NDArray[np.int64]  # which coordinates are categories
+
+    rate = 1.0  # Part of each step that is taken
 
     @classmethod
     def start(cls, mean: Array, sigma: float, begin: Begin, categories: Mapping[int, int]) -> Mixed:
@@ -64,38 +64,36 @@ class Mixed:
 
     def sample(self, z: Array, stretch: Array | None = None) -> Array:
         """Return the samples made of ``z``."""
-        return self._join(self.numbers.sample(self._rest(z), self._cut(stretch)), self._values(z))
+        numbers = self.numbers.sample(self._numbers(z), self._cut(stretch))
+        return self._join(numbers, self._values(z))
 
     def whiten(self, x: Array, stretch: Array | None = None) -> Array:
         """Return a ``z`` that gives these samples."""
-        values = np.rint(x[..., self.columns]).astype(int)
-        ends = self.chances.cumsum(-1)[np.arange(len(self.columns)), values]
-        chosen = self.chances[np.arange(len(self.columns)), values]
-        return self._join(self.numbers.whiten(self._rest(x), self._cut(stretch)), ends - chosen / 2)
+        numbers = self.numbers.whiten(self._numbers(x), self._cut(stretch))
+        chosen = np.arange(len(self.columns)), np.rint(x[..., self.columns]).astype(int)
+        return self._join(numbers, self.chances.cumsum(-1)[chosen] - self.chances[chosen] / 2)
 
     def update(self, z: Array, values: Array, stretch: Array | None = None) -> Mixed:
         """Learn from samples and their values."""
-        numbers = self.numbers.update(self._rest(z), values, self._cut(stretch))
+        numbers = self.numbers.update(self._numbers(z), values, self._cut(stretch))
         c = rates(len(self.columns), len(z))
         (weights,) = assign(values, c.mean_weights)
         counts = (self.chances > 0).sum(-1)
         speed = c.mean_selected / (c.mean_selected + float((counts - 1).sum()))
-        # (population, categories, values)
+        # Which value each sample has, shape (population, categories, values)
         chosen = self._values(z)[..., None] == np.arange(self.chances.shape[1])
         moved = self.chances + speed * np.einsum("k,kcv->cv", weights - weights.mean(), chosen)
         return replace(self, numbers=numbers, chances=self._within_margin(moved, counts))
 
     def _within_margin(self, chances: Array, counts: NDArray[np.int64]) -> Array:
+        """Raise chances to the margin; what is above it pays for that."""
         least = ((1 - KEEP ** (1 / len(counts))) / np.maximum(counts - 1, 1))[:, None]
-        raised = np.where(self.chances > 0, np.maximum(chances, least), 0.0)
-        # What is above the margin pays for what was raised to it.
-        above = np.where(self.chances > 0, raised - least, 0.0)
+        possible = self.chances > 0
+        raised = np.where(possible, np.maximum(chances, least), 0.0)
+        above = np.where(possible, raised - least, 0.0)
         room = 1 - least * counts[:, None]
-        return np.where(
-            self.chances > 0,
-            least + above * room / np.maximum(above.sum(-1, keepdims=True), 1e-300),
-            0.0,
-        )
+        total = np.maximum(above.sum(-1, keepdims=True), 1e-300)
+        return np.where(possible, least + above * room / total, 0.0)
 
     def deviations(self) -> Array:
         """Return those of the numbers, and for categories the chance of not being the most likely
@@ -107,22 +105,25 @@ class Mixed:
         """Return the principal axes of the numbers."""
         return self.numbers.axes()
 
-    def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> Mixed:
+    def reflected(self, mean: Array, flipped: Mask) -> Mixed:
         """Return the mirror image of the numbers; categories stay."""
-        return replace(self, numbers=self.numbers.reflected(self._rest(mean), self._rest(flipped)))
+        folded = np.delete(flipped, self.columns)
+        return replace(self, numbers=self.numbers.reflected(self._numbers(mean), folded))
 
     def _values(self, z: Array) -> NDArray[np.int64]:
         """Return the value of each category, where ``z`` falls among the chances."""
-        found = (z[..., self.columns, None] >= self.chances.cumsum(-1)).sum(-1)
-        return np.minimum(found, (self.chances > 0).sum(-1) - 1)
+        values = (z[..., self.columns, None] >= self.chances.cumsum(-1)).sum(-1)
+        return np.minimum(values, (self.chances > 0).sum(-1) - 1)
 
-    def _rest(self, x: Any) -> Any:
+    def _numbers(self, x: Array) -> Array:
+        """Return the coordinates that are numbers."""
         return np.delete(x, self.columns, -1)
 
     def _cut(self, stretch: Array | None) -> Array | None:
-        return None if stretch is None else self._rest(stretch)
+        return None if stretch is None else self._numbers(stretch)
 
-    def _join(self, numbers: Array, categories: Any) -> Array:
+    def _join(self, numbers: Array, categories: Array | NDArray[np.int64]) -> Array:
+        """Return numbers and categories as coordinates in their places."""
         d = numbers.shape[-1] + len(self.columns)
         joined = np.empty((*numbers.shape[:-1], d))
         joined[..., np.delete(np.arange(d), self.columns)] = numbers

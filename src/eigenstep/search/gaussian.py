@@ -1,16 +1,16 @@
-"""The search distribution in spectral form, ``N(m, sigma^2 B Diag(exp v) B^T)``, and how it learns
-from ranked samples.
+"""The search distribution in spectral form, ``N(m, sigma^2 B Diag(exp v) B^T)``: how it is sampled,
+and how it learns from ranked samples.
 
-The update is CMA-ES's: paths of the mean, a rank-one and a rank-many update with negative weights,
-and a step size that follows the length of a whitened path. But no covariance is decomposed: in the
-eigenbasis that of old and new is::
+The update is that of CMA-ES: paths of the mean, a rank-one and a rank-many update with negative
+weights, and a step size that follows the length of a whitened path. But no covariance is
+decomposed. In the eigenbasis, the average of the old covariance and the new terms is::
 
     A = (1 - c_1 - c_mu sum_k w_k) Diag(exp v) + c_1 p p^T + c_mu sum_k w_k y_k y_k^T
 
 The basis turns by ``B <- B Cayley(N)``, where ``N_ij`` is, for small angles, half the Jacobi angle
-that diagonalizes ``A`` in the plane of axes ``i`` and ``j``, and the eigenvalues become the
-Rayleigh quotients of ``A`` along the new axes. This is the step of ``eigenstep.core.step`` with
-pairwise rotations, in parts of ``eigenstep.core.numpy_twin``.
+that diagonalizes ``A`` in the plane of axes ``i`` and ``j``. The eigenvalues become the Rayleigh
+quotients of ``A`` along the new axes. This is the step of ``eigenstep.core.step`` with pairwise
+rotations, in parts of ``eigenstep.core.numpy_twin``.
 
 Without a basis, memory and time are linear in the dimension. Leading dimensions of all arrays are
 searches in parallel.
@@ -18,12 +18,9 @@ searches in parallel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..core.numpy_twin import (
     Array,
@@ -34,14 +31,13 @@ from ..core.numpy_twin import (
     reorthonormalize,
     transpose,
 )
-from .sampling import Rates, assign, mirrored_orthogonal, rates
+from .sampling import Rates, rates
+from .space import Mask
 
 MAX_LOG_EIGS = 18.0  # Bound of the logarithms around their mean: a condition number of 4e15
 MAX_CHANGE = 2.0  # Largest change of the logarithm of an eigenvalue in one turn
 SIGMA_RANGE = (1e-150, 1e150)  # Step sizes beyond this would overflow somewhere
-REPAIR_INTERVAL = (
-    100  # Turns between two steps that remove what rounding has cost the basis of its orthogonality
-)
+REPAIR_INTERVAL = 100  # Turns between two repairs of what rounding does to the basis
 
 
 @dataclass(frozen=True)
@@ -54,13 +50,12 @@ class SpectralGaussian:
     basis: Array | None  # B, shape (*batch, d, d), or None for a diagonal covariance
     path: Array  # p, the path of the mean, in the coordinates of the eigenbasis and units of sigma
     step_path: Array  # the whitened path that controls sigma, in the coordinates of the eigenbasis
-    average: Array | None = (
-        None  # A while turns wait for several generations, shape (*batch, d, d); else None
-    )
-    generation: int = 0  # how many updates there were
-    turns: int = 0  # how many times the basis has turned
-    waiting: int = 0  # generations since it did
-    rate: float = 1.0  # part of each step that is taken; less than all only in `.cautious`
+    average: Array | None = None  # A between turns, where they are several generations apart
+    generation: int = 0  # number of updates
+    turns: int = 0  # number of turns of the basis
+    waiting: int = 0  # generations since the last turn
+
+    rate = 1.0  # Part of each step that is taken
 
     @classmethod
     def start(cls, mean: Array, sigma: float, *, separable: bool = False) -> SpectralGaussian:
@@ -76,43 +71,42 @@ class SpectralGaussian:
 
     def sample(self, z: Array, stretch: Array | None = None) -> Array:
         """Return ``m + sigma B Diag(exp v/2) z``."""
-        deviations = self.sigma[..., None, None] * self._turn_back(
-            z * np.exp(self.log_eigs / 2)[..., None, :]
-        )
+        y = self._turn_back(z * np.exp(self.log_eigs / 2)[..., None, :])
+        deviations = self.sigma[..., None, None] * y
         return self.mean[..., None, :] + (deviations if stretch is None else stretch * deviations)
 
     def whiten(self, x: Array, stretch: Array | None = None) -> Array:
         """Return the ``z`` of samples, the inverse of ``sample``."""
-        deviations = (x - self.mean[..., None, :]) / self.sigma[..., None, None]
-        deviations = deviations if stretch is None else deviations / stretch
-        turned = deviations if self.basis is None else deviations @ self.basis
-        return turned * np.exp(-self.log_eigs / 2)[..., None, :]
+        y = (x - self.mean[..., None, :]) / self.sigma[..., None, None]
+        if stretch is not None:
+            y = y / stretch
+        if self.basis is not None:
+            y = y @ self.basis
+        return y * np.exp(-self.log_eigs / 2)[..., None, :]
 
     def update(self, z: Array, values: Array, stretch: Array | None = None) -> SpectralGaussian:
         """Learn from samples and their values."""
         population, d = z.shape[-2:]
         c = rates(d, population, self.basis is None)
-        if self.rate < 1:
-            c = replace(c, rank_one=self.rate * c.rank_one, rank_many=self.rate * c.rank_many)
+        rank_one = self.rate * c.rank_one
+        rank_many = self.rate * c.rank_many
         weights, mean_weights = assign(values, c.weights, c.mean_weights)
         scale = np.exp(self.log_eigs / 2)
-        moved, keep = self._moved(c, (mean_weights[..., None, :] @ z)[..., 0, :], scale, stretch)
-        keep = keep - c.rank_many * weights.sum(-1)[..., None]
+        moved, keep = self._moved(c, times(mean_weights, z), scale, stretch)
+        keep = keep - rank_many * weights.sum(-1)[..., None]
 
         # Bad samples count by their direction alone, as if all had the typical length.
         squares = z * z
         lengths = np.maximum(squares.sum(-1), 1e-300)
-        weights = c.rank_many * np.where(weights < 0, weights * (d / lengths), weights)
-        path, eigs = moved.path, scale * scale
+        weights = rank_many * np.where(weights < 0, weights * (d / lengths), weights)
+        path = moved.path
+        eigs = scale * scale
         if self.basis is None:
-            eigs = (
-                eigs * (keep + (weights[..., None, :] @ squares)[..., 0, :])
-                + c.rank_one * path * path
-            )
-            return moved._with_eigs(eigs)
+            many = times(weights, squares)
+            return moved._with_eigs(eigs * (keep + many) + rank_one * path * path)
         y = z * scale[..., None, :]
         average = transpose(y * weights[..., None]) @ y
-        average += path[..., :, None] * (c.rank_one * path)[..., None, :]
+        average += path[..., :, None] * (rank_one * path)[..., None, :]
         if self.average is None:
             diagonal(average)[...] += keep * eigs
         else:
@@ -128,19 +122,17 @@ class SpectralGaussian:
         covariance to keep.
         """
         d = step.shape[-1]
-        move = (
-            self.rate
-            * self.sigma[..., None]
-            * self._turn_back((step * scale)[..., None, :])[..., 0, :]
-        )
+        y = self._turn_back((step * scale)[..., None, :])[..., 0, :]
+        move = self.rate * self.sigma[..., None] * y
         mean = self.mean + (move if stretch is None else stretch * move)
 
         # The step size grows while steps point in one direction, and falls while they cancel.
         gain = (c.step_path * (2 - c.step_path) * c.mean_selected) ** 0.5
         step_path = (1 - c.step_path) * self.step_path + gain * step
         squared = (step_path * step_path).sum(-1)
-        factor = self.rate * c.step_path / c.step_damping * (np.sqrt(squared) / c.expected_norm - 1)
-        sigma = within_range(self.sigma * np.exp(np.minimum(factor, 1.0)))
+        excess = np.sqrt(squared) / c.expected_norm - 1
+        growth = self.rate * c.step_path / c.step_damping * excess
+        sigma = within_range(self.sigma * np.exp(np.minimum(growth, 1.0)))
 
         # Where sigma is about to grow much, the path of the mean waits: it would only stretch the
         # covariance, too.
@@ -148,7 +140,7 @@ class SpectralGaussian:
         moving = (squared < (2 + 4 / (d + 1)) * d * settled)[..., None].astype(np.float64)
         gain = (c.path * (2 - c.path) * c.mean_selected) ** 0.5
         path = (1 - c.path) * self.path + (gain * moving) * (step * scale)
-        keep = 1 - c.rank_one * (1 - (1 - moving) * c.path * (2 - c.path))
+        keep = 1 - self.rate * c.rank_one * (1 - (1 - moving) * c.path * (2 - c.path))
         moved = replace(
             self,
             mean=mean,
@@ -160,21 +152,19 @@ class SpectralGaussian:
         return moved, keep
 
     def _turned(self, average: Array) -> SpectralGaussian:
-        """Take the core's step: generator and map of the average, turn the basis, Rayleigh
-        quotients.
+        """Take the core's step: turn the basis towards the eigenvectors of the average, and read
+        off the eigenvalues.
         """
         assert self.basis is not None
         turn = cayley(bounded(average))
         basis = self.basis @ turn
         if self.turns % REPAIR_INTERVAL == REPAIR_INTERVAL - 1:
             basis = reorthonormalize(basis)
-        # The paths are held in the coordinates of the basis, so they turn back.
-        path, step_path = ((p[..., None, :] @ turn)[..., 0, :] for p in (self.path, self.step_path))
         turned = replace(
             self,
             basis=basis,
-            path=path,
-            step_path=step_path,
+            path=times(self.path, turn),  # in the coordinates of the new basis
+            step_path=times(self.step_path, turn),
             average=None,
             turns=self.turns + 1,
             waiting=0,
@@ -184,16 +174,13 @@ class SpectralGaussian:
     def _with_eigs(self, eigs: Array) -> SpectralGaussian:
         """Return the Gaussian with new eigenvalues, whose geometric mean moves into sigma."""
         log_eigs = np.log(np.maximum(eigs, 1e-300))
-        log_eigs = np.minimum(
-            np.maximum(log_eigs, self.log_eigs - MAX_CHANGE), self.log_eigs + MAX_CHANGE
-        )
+        log_eigs = clamp(log_eigs, self.log_eigs - MAX_CHANGE, self.log_eigs + MAX_CHANGE)
         center = log_eigs.sum(-1, keepdims=True) / log_eigs.shape[-1]
-        log_eigs = np.minimum(np.maximum(log_eigs - center, -MAX_LOG_EIGS), MAX_LOG_EIGS)
         scale = np.exp(center / 2)
         return replace(
             self,
             sigma=within_range(self.sigma * scale[..., 0]),
-            log_eigs=log_eigs,
+            log_eigs=clamp(log_eigs - center, -MAX_LOG_EIGS, MAX_LOG_EIGS),
             path=self.path / scale,
         )
 
@@ -208,71 +195,86 @@ class SpectralGaussian:
         """Return the lengths of the principal axes, ``sigma exp(v/2)``, shape ``(*batch, d)``."""
         return self.sigma[..., None] * np.exp(self.log_eigs / 2)
 
-    def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> SpectralGaussian:
-        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the
-        other way.
-        """
+    def reflected(self, mean: Array, flipped: Mask) -> SpectralGaussian:
+        """Return the mirror image with another mean and some coordinates ``flipped``."""
         signs = np.where(flipped, -1.0, 1.0)
-        if self.basis is None:
-            return replace(
-                self, mean=mean, path=signs * self.path, step_path=signs * self.step_path
-            )
-        return replace(self, mean=mean, basis=signs[..., None] * self.basis)
+        if self.basis is not None:
+            return replace(self, mean=mean, basis=signs[..., None] * self.basis)
+        return replace(self, mean=mean, path=signs * self.path, step_path=signs * self.step_path)
 
     def _turn_back(self, x: Array) -> Array:
         """Return rows ``x`` in the eigenbasis as rows in the coordinates of the space."""
         return x if self.basis is None else x @ transpose(self.basis)
 
 
+def times(vector: Array, matrix: Array) -> Array:
+    """Return the product of row vectors and matrices."""
+    return (vector[..., None, :] @ matrix)[..., 0, :]
+
+
+def clamp(x: Array, low: Array | float, high: Array | float) -> Array:
+    """Cut numbers at bounds, several times as fast as ``np.clip`` on small arrays."""
+    return np.minimum(np.maximum(x, low), high)
+
+
 def within_range(sigma: Array) -> Array:
     """Cut step sizes that could overflow."""
-    return np.minimum(np.maximum(sigma, SIGMA_RANGE[0]), SIGMA_RANGE[1])
+    return clamp(sigma, *SIGMA_RANGE)
 
 
-class Distribution(Protocol):
-    """Where to look next: something that samples points, and learns from the order of their values.
+def mirrored_orthogonal(
+    rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int
+) -> Array:
+    """Return orthogonal samples ``z`` and ``-z``; in an odd population one is not mirrored."""
+    z = orthogonal(rng, batch, (population + 1) // 2, d)
+    return np.concatenate([z, -z], -2)[..., :population, :]
 
-    It never changes: what learns is the copy that ``update`` returns. Arrays are float64, samples
-    rows, without bounds.
+
+def orthogonal(rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int) -> Array:
+    """Return samples whose directions are orthogonal, as far as ``d`` of them can be.
+
+    Each sample alone is standard normal: its direction is uniform, and it keeps the length that it
+    was drawn with.
     """
-
-    @property
-    def mean(self) -> Array:
-        """The center, shape ``(d,)``."""
-
-    @property
-    def sigma(self) -> Array:
-        """The step size, a number or an array without axes."""
-
-    def draw(self, rng: np.random.Generator, population: int) -> Array:
-        """Return what samples are made of, ``z``, shape ``(population, d)``: standard normal, or
-        nearly so.
-        """
-
-    def sample(self, z: Array, stretch: Array | None = None) -> Array:
-        """Return the samples made of ``z``; ``stretch`` multiplies the coordinates' deviations from
-        the mean.
-        """
-
-    def whiten(self, x: Array, stretch: Array | None = None) -> Array:
-        """Return the ``z`` of samples, the inverse of ``sample``."""
-
-    def update(self, z: Array, values: Array, stretch: Array | None = None) -> Distribution:
-        """Return what is learned from samples, at least two, and their values; failures have the
-        value ``inf``.
-        """
-
-    def deviations(self) -> Array:
-        """Return the standard deviations of the coordinates, shape ``(d,)``."""
-
-    def axes(self) -> Array:
-        """Return the lengths of the principal axes, shape ``(d,)``."""
-
-    def reflected(self, mean: Array, flipped: NDArray[np.bool_]) -> Distribution:
-        """Return the mirror image with a given mean, in which the coordinates ``flipped`` point the
-        other way.
-        """
+    z = rng.standard_normal((*batch, population, d))
+    lengths = np.sqrt((z * z).sum(-1, keepdims=True))
+    for start in range(0, population, d):
+        block = slice(start, start + d)
+        z[..., block, :] = orthonormal_rows(z[..., block, :]) * lengths[..., block, :]
+    return z
 
 
-# Begin(mean, sigma) returns the distribution that a run starts with
-Begin = Callable[[Array, float], Distribution]
+def orthonormal_rows(z: Array) -> Array:
+    """Return what Gram and Schmidt make of ``k <= d`` rows, shape ``(*batch, k, d)``."""
+    rows, d = z.shape[-2:]
+    if 2 * rows <= d:
+        # Few random rows are far from dependent: a Cholesky factor is exact enough, and faster.
+        return np.asarray(np.linalg.solve(np.linalg.cholesky(z @ z.swapaxes(-2, -1)), z))
+    q, r = np.linalg.qr(z.swapaxes(-2, -1))
+    # Directions are uniform only with a positive diagonal of R, whose signs QR leaves open.
+    signs = np.copysign(1.0, np.einsum("...ii->...i", r))
+    return q.swapaxes(-2, -1) * signs[..., None]
+
+
+def assign(values: Array, *tables: Array) -> tuple[Array, ...]:
+    """Give each sample its weight from each of several tables.
+
+    Samples with equal values share the mean of their weights: on a plateau, where all are equal,
+    nothing is selected.
+    """
+    order = values.argsort(-1)
+    ordered = np.take_along_axis(values, order, -1)
+    ranks = order.argsort(-1)
+    leads = np.ones(values.shape, dtype=bool)  # the first sample of each set of equal ones
+    leads[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    if leads.all():
+        return tuple(table[ranks] for table in tables)
+    ties = leads.ravel().cumsum() - 1  # which set each sample belongs to, over the whole batch
+    sizes = np.bincount(ties)
+
+    def share(table: Array) -> Array:
+        sums = np.bincount(ties, np.broadcast_to(table, values.shape).ravel())
+        shared = (sums / sizes)[ties].reshape(values.shape)
+        return np.take_along_axis(shared, ranks, -1)
+
+    return tuple(share(table) for table in tables)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from eigenstep.search import Search, minimize
-from eigenstep.search.domain import Domain
+from eigenstep.search.arguments import read_space
+from eigenstep.search.space import Space
 from eigenstep_lab.baselines.paper_nes import PaperNES
 
 from .problems import Array, ellipsoid, sphere
@@ -16,8 +17,8 @@ from .problems import Array, ellipsoid, sphere
 
 def domain(
     bounds: object, d: int = 3, integers: object = None, scale: Array | None = None
-) -> Domain:
-    return Domain.build(np.ones(d) if scale is None else scale, bounds, integers)  # type: ignore[arg-type]
+) -> Space:
+    return read_space(np.ones(d) if scale is None else scale, bounds, integers)
 
 
 @pytest.mark.parametrize(
