@@ -24,13 +24,14 @@ def benchmark_module(monkeypatch):
     """A benchmark named 'toy' whose `run` the test may replace."""
     module = types.ModuleType("toy_benchmark", "A toy.")
     module.add_arguments = lambda parser: parser.add_argument("--size", type=int, default=3)
-    module.run = lambda args: {
+    module.cells = lambda args, found: {}
+    module.report = lambda args, found: {
         "size": args.size,
         "diverged": float("nan"),
         "list": (1.5, float("inf")),
     }
     monkeypatch.setitem(sys.modules, "toy_benchmark", module)
-    toy = Command("toy_benchmark", "a toy", computes=False)
+    toy = Command("toy_benchmark", "a toy")
     monkeypatch.setattr(bench, "BENCHMARKS", {"toy": toy, "all": bench.BENCHMARKS["all"]})
     return module
 
@@ -39,7 +40,8 @@ def benchmark_module(monkeypatch):
 def test_every_command_keeps_the_contract(command):
     module = importlib.import_module(command.module)
     module.add_arguments(argparse.ArgumentParser())
-    assert callable(module.run)
+    needed = ("run",) if hasattr(module, "run") else ("cells", "report")
+    assert all(callable(getattr(module, name)) for name in needed)
     assert module.__doc__
 
 
@@ -82,11 +84,11 @@ def test_all_benchmarks_run_even_if_one_fails(benchmark_module, tmp_path, monkey
     broken.add_arguments = lambda parser: None
     monkeypatch.setitem(sys.modules, "broken_benchmark", broken)
 
-    def fail(args):
+    def fail(args, found):
         raise UserError("out of luck")
 
-    broken.run = fail
-    table = {"broken": Command("broken_benchmark", "breaks", computes=False), **bench.BENCHMARKS}
+    broken.cells = fail
+    table = {"broken": Command("broken_benchmark", "breaks"), **bench.BENCHMARKS}
     monkeypatch.setattr(bench, "BENCHMARKS", table)
     assert cli.main(["bench", "all", "--directory", str(tmp_path)]) == 2
     assert [path.name for path in tmp_path.glob("*.json")] == ["toy.json"]

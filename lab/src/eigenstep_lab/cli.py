@@ -8,7 +8,7 @@ import argparse
 import importlib
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,12 @@ from .console import UserError, check_place, explain
 class Command:
     """One entry of a command table.
 
-    Attributes: module: Imported only when the command is chosen. It offers `add_arguments(parser)`
-        and `run(args)`, and its docstring is the text above the options in `--help`. summary: One
-        line for the list of commands. computes: Whether it uses torch, whose environment
-        `cpu.prepare` must set up before torch is imported.
+    Attributes:
+        module: Imported only when the command is chosen. It offers `add_arguments(parser)` and
+            `run(args)`, and its docstring is the text above the options in `--help`.
+        summary: One line for the list of commands.
+        computes: Whether it uses torch, whose environment `cpu.prepare` must set up before torch is
+            imported.
     """
 
     module: str
@@ -77,7 +79,7 @@ class _CommandParser(argparse.ArgumentParser):
                 cpu.prepare()
             module = importlib.import_module(self._command.module)
             self.description = module.__doc__ or self._command.summary
-            self.set_defaults(**{self._dest: module.run})
+            self.set_defaults(**{self._dest: module})
             module.add_arguments(self)
         return super().parse_known_args(args, namespace)
 
@@ -86,24 +88,24 @@ def add_commands(
     parser: argparse.ArgumentParser,
     commands: Mapping[str, Command],
     *,
-    dest: str = "run",
-    parents: Sequence[argparse.ArgumentParser] = (),
+    dest: str = "module",
+    add_common: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> None:
     """Add one subcommand per entry of a table.
 
     Args:
         parser: Gets the subcommands.
         commands: Name of each subcommand and what it does.
-        dest: The chosen module's `run` is stored in the parsed arguments under this name.
-        parents: Parsers whose options every subcommand shares.
+        dest: The chosen module is stored in the parsed arguments under this name.
+        add_common: Adds options that all subcommands which compute have in common.
     """
     choices: Any = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=_CommandParser
     )
     for name, command in commands.items():
-        choices.add_parser(
-            name, command=command, dest=dest, help=command.summary, parents=list(parents)
-        )
+        added = choices.add_parser(name, command=command, dest=dest, help=command.summary)
+        if add_common is not None and command.computes:
+            add_common(added)
 
 
 def _check_places(args: argparse.Namespace) -> None:
@@ -134,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(argv)
         args.command = shlex.join(["eigenstep", *argv])
         _check_places(args)
-        args.run(args)
+        args.module.run(args)
     except (UserError, MissingPackage) as error:
         print(f"eigenstep: error: {error}", file=sys.stderr)
         return 2

@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from eigenstep_lab import cli
 from eigenstep_lab.baselines.orthogonal_soap import OrthogonalSOAP
 from eigenstep_lab.bench import suite
-from eigenstep_lab.bench.suite import modern, runs, search, speedrun, tables
+from eigenstep_lab.bench.suite import modern, search, speedrun, tables
 from eigenstep_lab.bench.suite.catalog import FIRST, TASKS
 from eigenstep_lab.bench.suite.networks import Experts
-from eigenstep_lab.bench.suite.runs import Row
-from eigenstep_lab.bench.suite.search import Settings, Study
-from eigenstep_lab.console import UserError
+from eigenstep_lab.bench.suite.search import Settings
 from eigenstep_lab.muon import orthogonalize
 from eigenstep_lab.rivals import EVERYWHERE, RIVALS, SAMPLE, SUITE, build_in_suite, split
 from eigenstep_lab.tasks import Outcome, Problem, Task, run_one
@@ -27,19 +25,29 @@ from eigenstep_lab.tasks import Outcome, Problem, Task, run_one
 GRID = (1e-3, 3e-3, 1e-2, 3e-2)
 
 
+def tried_by(loss: Any, momenta: int = 2, trials: int = 8) -> tuple[Settings, list[Settings]]:
+    """Search, and return what was found and tried."""
+    searching = search.search(GRID, [(f"m={k}",) for k in range(momenta)], trials)
+    tried = []
+    answer = None
+    while True:
+        try:
+            tried.append(searching.send(answer))
+        except StopIteration as stop:
+            return stop.value, tried
+        answer = loss(tried[-1])
+
+
 def searched(
-    best_lr: float, momenta: int = 2, best_decay: float = 0.01, trials: int = 8
+    best_lr: float, momenta: int = 2, best_decay: float = 0.01
 ) -> tuple[Settings, list[Settings]]:
     """Search where the loss is least at one place, and return what was found and tried."""
-    tried = []
 
     def loss(settings: Settings) -> float:
-        tried.append(settings)
         wrong = (settings.weight_decay != best_decay) + (settings.momentum != (f"m={momenta - 1}",))
         return abs(math.log(settings.lr / best_lr)) + 0.01 * wrong
 
-    found = search.search(loss, GRID, [(f"m={k}",) for k in range(momenta)], trials)
-    return found, tried
+    return tried_by(loss, momenta)
 
 
 @pytest.mark.parametrize("best_lr", [2e-4, 1e-3, 4e-3, 3e-2, 0.2])
@@ -66,7 +74,7 @@ def test_search_chooses_every_coordinate() -> None:
 
 
 def test_diverged_trials_are_never_chosen() -> None:
-    found = search.search(lambda s: math.inf if s.lr > 2e-3 else 1 / s.lr, GRID, [()])
+    found, _ = tried_by(lambda s: math.inf if s.lr > 2e-3 else 1 / s.lr, momenta=1)
     assert found.lr <= 2e-3
 
 
@@ -91,79 +99,72 @@ def line(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
+def arguments(path: Path, *more: str) -> list[str]:
+    return ["bench", "suite", "--tasks", "line", "--results", str(path), *more]
+
+
+def lines_of(path: Path, *more: str) -> dict[str, dict[str, Any]]:
+    """Run the command, and return its lines by row."""
+    file = path.with_suffix(".json")
+    assert cli.main(arguments(path, *more, "--json", str(file))) == 0
+    return {line["row"]: line for line in json.loads(file.read_text())["result"]["lines"]}
+
+
 def test_runs_are_never_repeated(line: list[int], tmp_path: Path) -> None:
-    study = Study(tmp_path / "results.jsonl", seeds=2)
-    suite.make(study, "line", Row("adamw"), False)
+    path = tmp_path / "results.jsonl"
+    adamw = ["--optimizers", "adamw", "--seeds"]
+    lines_of(path, *adamw, "2")
     assert len(line) == 8 + 2
-    suite.make(study, "line", Row("adamw"), False)
+    lines_of(path, *adamw, "2")
     assert len(line) == 10
-    suite.make(Study(study.path, seeds=3), "line", Row("adamw"), False)
+    lines_of(path, *adamw, "3")
     assert len(line) == 11
-    suite.make(study, "line", Row("spectral"), False)  # also at AdamW's rate, unless it is the same
-    assert len(line) in (11 + 10, 11 + 12)
+    lines_of(path, "--optimizers", "spectral", "--seeds", "2")
+    assert len(line) in (11 + 10, 11 + 12)  # also at AdamW's rate, unless it is the same
 
 
 def test_half_a_line_does_no_harm(line: list[int], tmp_path: Path) -> None:
-    study = Study(tmp_path / "results.jsonl", seeds=1)
-    suite.make(study, "line", Row("adamw"), False)
-    whole = study.path.read_text()
-    study.path.write_text(whole[:-40])  # killed while the last result was written
-    assert len(runs.read(study.path)) == 8
-    suite.make(study, "line", Row("adamw"), False)
-    assert len(line) == 9 + 1
-    assert len(runs.read(study.path)) == 9
-
-
-def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    path.write_text('{"task": "vit"}\n')
-    with pytest.raises(UserError, match="line 1 is not a result"):
-        runs.read(path)
+    lines_of(path, "--optimizers", "adamw", "--seeds", "1")
+    path.write_text(path.read_text()[:-40])  # killed while the last result was written
+    assert lines_of(path, "--optimizers", "adamw", "--seeds", "1", "--show") == {}
+    assert len(lines_of(path, "--optimizers", "adamw", "--seeds", "1")) == 1
+    assert len(line) == 9 + 1
 
 
-def test_infinite_losses_survive_the_file(tmp_path: Path) -> None:
-    run = runs.Run("vit", Row("spectral", ("betas=(0.9,0.95)",)), 0.1, 0.0, ("a=1",), 3, 10, "code")
-    runs.add(tmp_path / "r.jsonl", run, Outcome(math.inf, math.inf, 1.0, 2.0))
-    assert runs.read(tmp_path / "r.jsonl") == {run: Outcome(math.inf, math.inf, 1.0, 2.0)}
+def test_infinite_losses_survive_the_file() -> None:
+    plain = {"loss": None, "train_loss": None, "optimizer_ms": 1.0, "seconds": 2.0}
+    assert search.outcome(plain) == Outcome(math.inf, math.inf, 1.0, 2.0)
 
 
-def test_runs_of_changed_code_are_made_anew(
+def test_runs_of_another_behavior_are_made_anew(
     line: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = Study(tmp_path / "results.jsonl", seeds=1)
-    monkeypatch.setattr(
-        search, "code_version", lambda row: "one" if row.optimizer == "spectral" else ""
-    )
-    suite.make(study, "line", Row("spectral"), False)
-    before = len(line)
-    monkeypatch.setattr(
-        search, "code_version", lambda row: "two" if row.optimizer == "spectral" else ""
-    )
-    suite.make(study, "line", Row("spectral"), False)
-    assert len(line) == 2 * before
-    old = Study(study.path, seeds=1, code="one")
-    assert len(tables.summarize(old, [("line", Row("spectral"))], runs.read(study.path))) == 1
+    path = tmp_path / "results.jsonl"
+    ours = ["--optimizers", "spectral", "--seeds", "1"]
+    for name in ("one", "two"):
+        monkeypatch.setattr(search, "behavior_of", lambda *_, name=name: name)
+        lines_of(path, *ours)
+    assert len(line) == 2 * 9
+    lines_of(path, *ours, "--code", "one")
+    assert len(line) == 2 * 9
 
 
 def test_tables_compare_with_the_best_rival(line: list[int], tmp_path: Path) -> None:
-    study = Study(tmp_path / "results.jsonl", seeds=2)
-    rows = [Row("adamw"), Row("soap_orthogonal"), Row("spectral"), Row("spectral", ("interval=3",))]
-    for row in rows:
-        suite.make(study, "line", row, False)
-    lines = tables.summarize(study, [("line", row) for row in rows], runs.read(study.path))
-    found = {entry["row"]: entry for entry in lines}
+    rows = ["--optimizers", "adamw", "soap_orthogonal", "spectral", "--option", "interval=3"]
+    found = lines_of(tmp_path / "results.jsonl", *rows, "--seeds", "2")
+    assert list(found) == ["adamw", "soap_orthogonal", "spectral", "spectral interval=3"]
     rivals = min(found[name]["loss"] for name in ("adamw", "soap_orthogonal"))
-    assert found["spectral"]["ratio"] == found["spectral"]["loss"] / rivals
-    assert found["spectral"]["to_soap"] is None
-    assert (
-        found["spectral"]["at_adamw_ratio"]
-        == found["spectral"]["at_adamw_lr"] / found["adamw"]["loss"]
-    )
+    ours = found["spectral"]
+    assert ours["ratio"] == ours["loss"] / rivals
+    assert ours["to_soap"] is None
+    assert ours["at_adamw_ratio"] == ours["at_adamw_lr"] / found["adamw"]["loss"]
     assert found["spectral interval=3"]["half"] == "first"
+    lines = list(found.values())
     assert len(tables.task_table("first", lines).rows) == 4
     shown = dict(tables.loss_table("first", lines).rows)
     best = min(found, key=lambda name: found[name]["loss"])
-    assert list(shown) == [row.name for row in rows]
+    assert list(shown) == list(found)
     assert {name for name, cell in shown.items() if "*" in cell} == {best}
     assert shown["adamw"].removesuffix(" *") == f"{found['adamw']['loss']:.4g}"
     assert [cells[0] for cells in tables.rate_table(lines).rows] == ["line", "line"]
@@ -277,28 +278,30 @@ def test_orthogonal_soap_is_adam_in_the_eigenbasis() -> None:
     assert step.diagonal().min() > 0.6
 
 
+def raced(losses: Any, target: float) -> tuple[dict[str, Any], list[int]]:
+    """Count steps, and return what was counted and the lengths that were tried."""
+    seen: dict[int, list[float]] = {}
+    for length in speedrun.lengths(seen, target, 800):
+        seen[length] = losses(length)
+    return speedrun.count(seen, target, 800), list(seen)
+
+
 def test_steps_to_a_loss_are_interpolated() -> None:
     def losses(steps: int) -> list[float]:
         return [1000 / steps + noise for noise in (-0.001, 0.0, 0.001)]
 
     target = 1000 / 500
-    found = speedrun.count(losses, target, 800)
+    found, _ = raced(losses, target)
     assert found["steps"] == pytest.approx(500, rel=0.02)
     assert found["sure"] == 560
-    slower = speedrun.count(lambda steps: losses(steps // 2), target, 800)
+    slower, _ = raced(lambda steps: losses(steps // 2), target)
     assert slower["steps"] == pytest.approx(1000, rel=0.02)
-    never = speedrun.count(lambda steps: [3.0, math.inf], target, 800)
+    never, _ = raced(lambda steps: [3.0, math.inf], target)
     assert (never["steps"], never["sure"]) == (math.inf, None)
 
 
 def test_who_is_far_behind_tries_the_longest_schedule_next() -> None:
-    tried: list[int] = []
-
-    def losses(steps: int) -> list[float]:
-        tried.append(steps)
-        return [2.0, 2.1]
-
-    found = speedrun.count(losses, 1.0, 800)
+    found, tried = raced(lambda steps: [2.0, 2.1], 1.0)
     assert (tried, found["steps"]) == ([800, speedrun.LONGEST], math.inf)
     line = {"optimizer": "slow", "lr": 1e-3, "weight_decay": 0.1, "momentum": "", **found}
     muon = {**line, "optimizer": "muon", "steps": 800.0}

@@ -1,10 +1,8 @@
 """Measure eigenstep against other methods. Each benchmark prints tables; --json FILE keeps the
 figures.
 
-A benchmark is a module with `add_arguments(parser)` and `run(args)`, which returns the figures as
-plain dicts, lists, strings and numbers. What it returns under "tables" is printed, and `eigenstep
-bench pages` puts it into documentation. To add a benchmark, write its module and add one line to
-BENCHMARKS.
+A benchmark is a module with `add_arguments(parser)`, and with `cells` and `report` as
+`eigenstep_lab.study` wants them. To add one, write its module and add one line to BENCHMARKS.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from pathlib import Path
 
 from eigenstep import __version__
 
+from .. import study
 from ..cli import Command, add_commands
 from ..console import print_table, write_json
 
@@ -65,25 +64,24 @@ BENCHMARKS: Mapping[str, Command] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one subcommand per benchmark, each with `--json`."""
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write the figures to FILE, with versions and command",
-    )
-    add_commands(parser, BENCHMARKS, dest="benchmark", parents=[common])
+    """Add one subcommand per benchmark, with what all have in common."""
+    add_commands(parser, BENCHMARKS, dest="benchmark", add_common=study.add_arguments)
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the chosen benchmark, print its tables and, if asked, write what it returned."""
     origin = versions()  # before anything is written: pictures may go into the repository
-    result = args.benchmark(args)
-    for table in (result or {}).get("tables", ()):
+    if hasattr(args.benchmark, "run"):
+        result, behaviors = args.benchmark.run(args), []
+        if result is None:
+            return
+    else:
+        result, behaviors = study.run(args.benchmark, args)
+    for table in result.get("tables", ()):
         print_table(table["title"], table["columns"], table["rows"])
-    if args.json and result is not None:
-        write_json(args.json, {"command": args.command, **origin, "result": result})
+    if args.json:
+        file = {"command": args.command, **origin, "behavior": behaviors, "result": result}
+        write_json(args.json, file)
         print(f"Figures written to {args.json}")
 
 

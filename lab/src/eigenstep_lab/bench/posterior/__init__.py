@@ -5,7 +5,7 @@ seed of their own; the best then trains with other seeds, and these are what tab
 validation data also choose the temperature of draws, by which the variances of all Gaussian
 posteriors are multiplied. All predictions are shown as they are and after temperature scaling on
 the validation data (for regressions, the variance of the noise is always chosen there); the latter
-are what the aim is about. Every run is kept in a file, and none is repeated.
+are what the aim is about.
 """
 
 from __future__ import annotations
@@ -15,20 +15,28 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...store import Cells
+from ...behavior import behavior
+from ...results import Table
+from ...study import Cell, Plans
 from . import scores
 from .methods import METHODS, ON_TOP, Options, Predict, fit, posterior_optimizer, spectral
-from .problems import PROBLEMS, Problem
+from .problems import PROBLEMS, Problem, problem_of
 from .tables import tables_of
 
+RESULTS = Path("lab/results/posterior/results.jsonl")
 TRIAL_SEED = 100
+ROUNDS = 3
+"""How often training is timed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=int, default=4, help="seeds of the best one (default: %(default)s)"
     )
     parser.add_argument(
-        "--results", type=Path, help="file in which every run is kept, and looked for before"
-    )
-    parser.add_argument(
         "--plot", type=Path, help="draw how reliable confidence is on the first problem of classes"
     )
     parser.add_argument(
@@ -56,32 +61,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Run what is missing and return the figures."""
+def cells(args: argparse.Namespace, found: Mapping[Any, Any]) -> Plans:
+    """List the trials and runs of all methods; those on top of others wait for these."""
     if args.time:
-        return training_time(args.problems)
-    cells = Cells(args.results)
-    found: dict[str, dict[str, Any]] = {}
-    for name in args.problems:
-        problem, best = PROBLEMS[name](), dict[str, Options]()
+        return {
+            name: Cell({"time of": name}, partial(training_time, name)) for name in args.problems
+        }
+    plans: dict[Any, Callable[[], Any]] = {}
+    for problem in args.problems:
+        mode = found.get((problem, "weights alone"))
         for method in args.methods:
-            if method in ON_TOP and "weights alone" not in best:
-                continue
-            start = best["weights alone"] if method in ON_TOP else {}
-            trials = [{**start, **options} for options in chosen(method, args.trials)]
-            tried = [
-                measured(cells, name, problem, method, options, TRIAL_SEED)["valid"]
-                for options in trials
-            ]
-            best[method] = trials[min(range(len(trials)), key=tried.__getitem__)]
-            runs = [
-                measured(cells, name, problem, method, best[method], seed)
-                for seed in range(args.seeds)
-            ]
-            found.setdefault(name, {})[method] = {"options": best[method], "runs": runs}
+            if method not in ON_TOP:
+                plans[problem, method] = partial(choose, problem, method, {}, args)
+            elif mode is not None:
+                plans[problem, method] = partial(choose, problem, method, mode["options"], args)
+    return plans
+
+
+def choose(
+    problem: str, method: str, start: Options, args: argparse.Namespace
+) -> Generator[Cell, Any, dict[str, Any]]:
+    """Choose options by random trials, and make the runs that count."""
+    losses = []
+    trials = [{**start, **options} for options in chosen(method, args.trials)]
+    for options in trials:
+        losses.append((yield cell(problem, method, options, TRIAL_SEED))["valid"])
+    best = trials[losses.index(min(losses))]
+    runs = []
+    for seed in range(args.seeds):
+        runs.append((yield cell(problem, method, best, seed)))
+    return {"options": best, "runs": runs}
+
+
+def cell(problem: str, method: str, options: Options, seed: int) -> Cell:
+    """Return a run of a method."""
+    key = {"problem": problem, "method": method, "options": dict(options), "seed": seed}
+    part = METHODS[method].part
+    return Cell(
+        key, partial(compute_named, problem, method, options, seed), behavior(part) if part else ""
+    )
+
+
+def report(args: argparse.Namespace, found: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the figures."""
+    if args.time:
+        return time_report(found)
+    problems: dict[str, dict[str, Any]] = {}
+    for problem, method in product(args.problems, args.methods):
+        if (problem, method) in found:
+            problems.setdefault(problem, {})[method] = found[problem, method]
     if args.plot:
-        draw(found, args.plot)
-    return {"problems": found, "tables": tables_of(found)}
+        draw(problems, args.plot)
+    return {"problems": problems, "tables": tables_of(problems)}
 
 
 def chosen(method: str, count: int) -> list[dict[str, Any]]:
@@ -106,14 +137,10 @@ def spread(space: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     return trials
 
 
-def measured(
-    cells: Cells, name: str, problem: Problem, method: str, options: Options, seed: int
-) -> Any:
-    """Return the scores of one run, from the file if they are there."""
-    own = {"options": dict(options), "seed": seed, "version": METHODS[method].version}
-    return cells.get(
-        {"problem": name, "method": method, **own}, lambda: compute(problem, method, options, seed)
-    )
+def compute_named(name: str, method: str, options: Options, seed: int) -> dict[str, Any]:
+    """Make a run on the problem of a name."""
+    torch.set_num_threads(1)
+    return compute(problem_of(name), method, options, seed)
 
 
 def compute(problem: Problem, method: str, options: Options, seed: int) -> dict[str, Any]:
@@ -184,38 +211,34 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
             return
 
 
-def training_time(names: list[str], repeats: int = 3) -> dict[str, Any]:
-    """Return the CPU time of training beside that of plain Spectral, in turn, with one
-    draw a step.
-    """
+def training_time(name: str) -> dict[str, list[float]]:
+    """Return CPU times of training by plain Spectral and by ours, in turn, with one draw a step."""
+    problem = problem_of(name)
+    times: dict[str, list[float]] = {"Spectral": [], "posterior": []}
+    point = {"lr": 2e-3, "weight_decay": 0.01}
+    gaussian = {"lr": 0.02, "ess": 20, "decay": 1.5}
+    for seed in range(ROUNDS):
+        for kind, spent in times.items():
+            torch.manual_seed(seed)
+            model = problem.build(0.0)
+            if kind == "Spectral":
+                optimizer = spectral(problem, model, point)
+            else:
+                optimizer = posterior_optimizer(problem, model, gaussian)
+            start = time.process_time()
+            fit(problem, model, optimizer, seed, epochs=2, sampled=kind != "Spectral")
+            spent.append(time.process_time() - start)
+    return times
+
+
+def time_report(found: Mapping[str, dict[str, list[float]]]) -> dict[str, Any]:
+    """Return medians of times, and of their ratios."""
+    ratios = {}
     rows = []
-    for name in names:
-        problem = PROBLEMS[name]()
-        times: dict[str, list[float]] = {"Spectral": [], "posterior": []}
-        for seed in range(repeats):
-            for kind, own in times.items():
-                torch.manual_seed(seed)
-                model = problem.build(0.0)
-                if kind == "Spectral":
-                    optimizer = spectral(problem, model, {"lr": 2e-3, "weight_decay": 0.01})
-                else:
-                    optimizer = posterior_optimizer(
-                        problem, model, {"lr": 0.02, "ess": 20, "decay": 1.5}
-                    )
-                start = time.process_time()
-                fit(problem, model, optimizer, seed, epochs=2, sampled=kind != "Spectral")
-                own.append(time.process_time() - start)
-        ratios = [b / a for a, b in zip(times["Spectral"], times["posterior"], strict=True)]
-        rows.append(
-            [
-                name,
-                *(f"{statistics.median(own):.2f}" for own in times.values()),
-                statistics.median(ratios),
-            ]
-        )
+    for name, times in found.items():
+        pairs = zip(times["Spectral"], times["posterior"], strict=True)
+        ratios[name] = statistics.median(ours / plain for plain, ours in pairs)
+        medians = [f"{statistics.median(spent):.2f}" for spent in times.values()]
+        rows.append([name, *medians, f"{ratios[name]:.2f}"])
     columns = ["problem", "Spectral, CPU s", "posterior, CPU s", "ratio"]
-    shown = [[*row[:3], f"{row[3]:.2f}"] for row in rows]
-    return {
-        "ratios": {row[0]: row[3] for row in rows},
-        "tables": [{"title": "Time", "columns": columns, "rows": shown}],
-    }
+    return {"ratios": ratios, "tables": [asdict(Table("Time", columns, rows, timed=True))]}

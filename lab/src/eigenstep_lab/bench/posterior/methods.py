@@ -39,16 +39,18 @@ Options = Mapping[str, Any]
 class Method:
     """A way to a posterior.
 
-    Attributes: train: Trains with options and returns a function that predicts. space: Options, and
-        what random trials choose each from: a list, or the ends of a range of magnitudes.
-        temperatures: Of draws, to choose from. version: Goes up when something changes that makes
-        kept runs wrong, such as `Spectral`, which all but IVON use.
+    Attributes:
+        train: Trains with options and returns a function that predicts.
+        space: Options, and what random trials choose each from: a list, or the ends of a range of
+            magnitudes.
+        temperatures: Of draws, to choose from.
+        part: The part of our code that it uses, if any: all but IVON start from `Spectral`.
     """
 
     train: Callable[[Problem, int, Options], Predict]
     space: Mapping[str, Any]
     temperatures: tuple[float, ...] = TEMPERATURES
-    version: int = 1
+    part: str = "spectral"
 
 
 def fit(
@@ -284,20 +286,14 @@ POINT = {"lr": RATES, "weight_decay": DECAYS}
 OURS = {"lr": (5e-3, 0.15), "ess": [20, 80, 320], "decay": (0.3, 6.0)}
 PEER = {"lr": (0.05, 1.5), "ess": [3, 10], "prior": PRIORS, "hess_init": [0.1, 0.3, 1.0, 10.0]}
 METHODS: Mapping[str, Method] = {
-    "weights alone": Method(mode, POINT, ALONE, version=4),
-    "Spectral.posterior": Method(posterior, OURS, version=5),
-    "IVON": Method(ivon, PEER, version=2),
-    "last-layer Laplace": Method(
-        partial(laplace, "last_layer", "kron"), {"prior": (0.03, 100.0)}, version=4
-    ),
-    "Kronecker Laplace": Method(
-        partial(laplace, "all", "kron"), {"prior": (1.0, 3000.0)}, version=4
-    ),
-    "dropout": Method(dropout, {**POINT, "rate": [0.05, 0.1, 0.2, 0.4]}, ALONE, version=4),
-    "SWAG": Method(swag, {**POINT, "tail": [0.1, 0.3, 0.6]}, version=4),
-    "ensemble of 5": Method(
-        ensemble, {"lr": (1e-3, 6e-2), "weight_decay": DECAYS}, ALONE, version=4
-    ),
+    "weights alone": Method(mode, POINT, ALONE),
+    "Spectral.posterior": Method(posterior, OURS, part="posterior"),
+    "IVON": Method(ivon, PEER, part=""),
+    "last-layer Laplace": Method(partial(laplace, "last_layer", "kron"), {"prior": (0.03, 100.0)}),
+    "Kronecker Laplace": Method(partial(laplace, "all", "kron"), {"prior": (1.0, 3000.0)}),
+    "dropout": Method(dropout, {**POINT, "rate": [0.05, 0.1, 0.2, 0.4]}, ALONE),
+    "SWAG": Method(swag, {**POINT, "tail": [0.1, 0.3, 0.6]}),
+    "ensemble of 5": Method(ensemble, {"lr": (1e-3, 6e-2), "weight_decay": DECAYS}, ALONE),
 }
 ON_TOP = ("last-layer Laplace", "Kronecker Laplace")
 """Methods that start from the weights alone, with the options that were best for these."""

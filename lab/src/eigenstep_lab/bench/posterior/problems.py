@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -232,3 +233,9 @@ PROBLEMS: Mapping[str, Callable[[], Problem]] = {
     "friedman": friedman,
     "impedance": impedance,
 }
+
+
+@lru_cache
+def problem_of(name: str) -> Problem:
+    """Return a problem, made once."""
+    return PROBLEMS[name]()

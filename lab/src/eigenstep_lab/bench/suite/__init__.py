@@ -8,35 +8,48 @@ it stopped, also with more tasks, optimizers or seeds, and a finished one is onl
 
 Variants of Spectral are rows of their own: --option "betas=(0.9,0.95)" start=1 --option interval=10
 adds two. They are searched like others, or take the settings of plain Spectral with --reuse. When
-the code of Spectral has changed, its runs are made anew; --code shows those of a version before.
+the behavior of Spectral has changed, its runs are made anew; --code shows those of one before.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
-from multiprocessing import get_context
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ...console import UserError, track
+from ...console import UserError
 from ...rivals import EVERYWHERE, OURS, SAMPLE, SUITE
-from .catalog import HALVES, TASKS
-from .runs import Row, parsed, read
-from .search import TRIALS, Study
-from .tables import loss_table, rate_table, summarize, summary_table, task_table
+from ...study import Cell, Plans
+from ...tasks import Outcome
+from .catalog import EXTRA, HALVES, TASKS
+from .search import TRIALS, Row, Settings, Study, parsed
+from .tables import report_of
 
+RESULTS = Path("lab/results/suite/results.jsonl")
+PARTIAL = True
+ADAMW = Row("adamw")
 Unit = tuple[str, Row]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The settings of a row on a task, and what its full runs gave."""
+
+    settings: Settings
+    outcomes: list[Outcome]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to train, and where results are."""
     parser.add_argument(
-        "--tasks", nargs="+", choices=TASKS, metavar="TASK", help=f"of {', '.join(TASKS)}"
+        "--tasks",
+        nargs="+",
+        choices=(*TASKS, *EXTRA),
+        metavar="TASK",
+        help=f"of {', '.join((*TASKS, *EXTRA))}",
     )
     parser.add_argument("--half", choices=HALVES, help="only the tasks of one half")
     parser.add_argument(
@@ -66,36 +79,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials", type=int, default=TRIALS, help="short runs of each (default: %(default)s)"
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, help="processes of one thread each (default: %(default)s)"
-    )
-    parser.add_argument(
         "--code", help="show the runs of our optimizers of this version, and make none"
     )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=Path("lab/results/suite/results.jsonl"),
-        help="file of results (default: %(default)s)",
-    )
-    parser.add_argument("--show", action="store_true", help="make no runs, show what is there")
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Make the runs that are missing, then return the tables."""
-    if args.seeds < 1 or args.jobs < 1:
-        raise UserError("--seeds and --jobs must be at least 1")
-    study = Study(args.results, args.seeds, args.trials, args.code)
+def cells(args: argparse.Namespace, found: Mapping[Any, Any]) -> Plans:
+    """List the runs of all rows and, once AdamW's rate is known, those of ours at that rate."""
+    if args.seeds < 1:
+        raise UserError("--seeds must be at least 1")
+    study = Study(args.seeds, args.trials, args.code, lookup=args.code is not None)
     units = units_of(args.tasks or list(HALVES.get(args.half, TASKS)), args.optimizers, args.option)
-    if not args.show and args.code is None:
-        execute(study, units, args.jobs, reuse=args.reuse)
-    lines = summarize(study, units, read(args.results), reuse=args.reuse)
-    halves = {half: [line for line in lines if line["half"] == half] for half in HALVES}
-    tables = [loss_table(half, each) for half, each in halves.items()] + [
-        summary_table(lines),
-        rate_table(lines),
-    ]
-    tables += [task_table(half, each) for half, each in halves.items()]
-    return {"lines": lines, "tables": [asdict(table) for table in tables if table.rows]}
+    plans: dict[Any, Any] = {}
+    for task, row in units:
+        plans[task, row] = partial(runs, study, task, row, args.reuse)
+        if row.optimizer in OURS:
+            plans["rate", task] = partial(replace(study, lookup=True).choose, task, ADAMW)
+    for task, row in units:
+        adamw = found.get(("rate", task))
+        own = found.get((task, row))
+        if row.optimizer in OURS and adamw is not None and own is not None:
+            settings = replace(own.settings, lr=adamw.lr)
+            plans["at rate", task, row] = partial(runs_with, study, task, row, settings)
+    return plans
+
+
+def runs(study: Study, task: str, row: Row, reuse: bool) -> Generator[Cell, Any, Runs]:
+    """Search the settings of a row on a task, or take those of plain Spectral, and make its full
+    runs.
+    """
+    borrowed = reuse and row.optimizer in OURS and row.options
+    settings = yield from study.choose(task, Row(row.optimizer) if borrowed else row)
+    return (yield from runs_with(study, task, row, settings))
+
+
+def runs_with(study: Study, task: str, row: Row, settings: Settings) -> Generator[Cell, Any, Runs]:
+    """Make the full runs of a row with given settings."""
+    return Runs(settings, (yield from study.losses(task, row, settings)))
+
+
+def report(args: argparse.Namespace, found: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the lines of all finished units, and the tables."""
+    finished = {
+        name: value for name, value in found.items() if isinstance(value, Runs) and len(name) == 2
+    }
+    at_rate = {name[1:]: value for name, value in found.items() if name[0] == "at rate" and value}
+    return report_of(finished, at_rate)
 
 
 def units_of(
@@ -118,34 +146,3 @@ def units_of(
         for task in tasks
         if named or row.optimizer in EVERYWHERE or task in SAMPLE
     ]
-
-
-def execute(study: Study, units: list[Unit], jobs: int, *, reuse: bool) -> None:
-    """Make the missing runs of all units, so many side by side; a unit that fails does not stop the
-    others.
-    """
-    failed = []
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = {
-            pool.submit(make, study, task, row, reuse): f"{row.name} on {task}"
-            for task, row in units
-        }
-        for future in track(as_completed(futures), "Suite", total=len(futures)):
-            error = future.exception()
-            if error is not None:
-                failed.append(f"{futures[future]}: {type(error).__name__}: {error}")
-    if failed:
-        raise UserError("these failed, all others are kept:\n" + "\n".join(failed))
-
-
-def make(study: Study, task: str, row: Row, reuse: bool) -> None:
-    """Make the missing runs of one unit, on one thread."""
-    torch.set_num_threads(1)
-    settings = None
-    if reuse and row.optimizer in OURS and row.options:
-        settings = study.known(task, Row(row.optimizer), read(study.path))
-        if settings is None:
-            raise UserError(
-                f"--reuse needs a finished search of {row.optimizer} on {task}: run it first"
-            )
-    study.make(task, row, settings)

@@ -1,5 +1,5 @@
-"""How an optimizer's learning rate, weight decay and momentum are chosen: the same number of short
-runs for all.
+"""Runs of the suite, and how an optimizer's learning rate, weight decay and momentum are chosen: by
+the same number of short runs for all.
 
 Coordinate by coordinate: learning rates on a grid, which grows beyond its edge while the best is
 there; then the other weight decay, the other momenta; what is left of the trials goes to learning
@@ -9,15 +9,21 @@ that no full run is judged by the seed that chose its settings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from ast import literal_eval
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
+from typing import Any
 
-from ...rivals import OURS, RIVALS
-from ...tasks import Outcome
+import torch
+
+from ...behavior import behavior_of
+from ...console import UserError
+from ...rivals import OURS, RIVALS, build_in_suite
+from ...study import Cell
+from ...tasks import Outcome, run_one
 from .catalog import task_of
-from .runs import Results, Row, Run, code_version, read, result, written
 
 TRIAL_SEED = 1000
 TRIALS = 8
@@ -26,130 +32,185 @@ FACTOR = 10**0.5
 
 
 @dataclass(frozen=True)
+class Row:
+    """An optimizer with options of its own: a row of the tables.
+
+    Attributes:
+        optimizer: Name among the rivals.
+        options: Options that are not searched, as `key=value` with values in Python's notation.
+    """
+
+    optimizer: str
+    options: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What the row is called in tables."""
+        return " ".join((self.optimizer, *self.options))
+
+
+@dataclass(frozen=True)
 class Settings:
-    """What a search chooses."""
+    """What a search chooses; momentum as `key=value`."""
 
     lr: float
     weight_decay: float
     momentum: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Study:
+    """How thorough a study is.
+
+    Attributes:
+        seeds: Full runs of each row on each task.
+        trials: Short runs of each search.
+        code: Behavior of our optimizers, if not the present one; such runs can be read but not
+            made.
+        lookup: Whether nothing is computed.
+    """
+
+    seeds: int = 4
+    trials: int = TRIALS
+    code: str | None = None
+    lookup: bool = False
+
+    def cell(
+        self, task: str, row: Row, settings: Settings, seed: int, steps: int | None = None
+    ) -> Cell:
+        """Return a run of a row with some settings, full if no length is given."""
+        key = {
+            "task": task,
+            "optimizer": row.optimizer,
+            "options": list(row.options),
+            **asdict(settings),
+            "momentum": list(settings.momentum),
+            "seed": seed,
+            "steps": steps or task_of(task).steps,
+        }
+        if row.optimizer in OURS and self.code is not None:
+            return Cell(key, None, self.code)
+        compute = None if self.lookup else partial(train, key)
+        return Cell(key, compute, behavior_of(row.optimizer, bool(row.options)))
+
+    def losses(
+        self, task: str, row: Row, settings: Settings, steps: int | None = None
+    ) -> Generator[Cell, Any, list[Outcome]]:
+        """Return what the runs of all seeds give."""
+        found = []
+        for seed in range(self.seeds):
+            found.append(outcome((yield self.cell(task, row, settings, seed, steps))))
+        return found
+
+    def choose(self, task: str, row: Row) -> Generator[Cell, Any, Settings]:
+        """Search the settings of a row on a task."""
+        rival = RIVALS[row.optimizer]
+        searching = search(rival.lrs, [written(each) for each in rival.momenta], self.trials)
+        loss = None
+        while True:
+            try:
+                settings = searching.send(loss)
+            except StopIteration as stop:
+                chosen: Settings = stop.value
+                return chosen
+            steps = task_of(task).steps // 2
+            loss = outcome((yield self.cell(task, row, settings, TRIAL_SEED, steps))).loss
+
+
+def train(key: Mapping[str, Any]) -> dict[str, float | None]:
+    """Make a run; infinity, unknown to JSON, becomes null."""
+    torch.set_num_threads(1)
+    options = {**parsed(key["options"]), **parsed(key["momentum"])}
+    make = partial(_build, key["optimizer"], key["lr"], key["weight_decay"], options)
+    found = run_one(task_of(key["task"]), make, seed=key["seed"], steps=key["steps"])
+    return {name: x if math.isfinite(x) else None for name, x in asdict(found).items()}
+
+
+def _build(name: str, lr: float, weight_decay: float, options: dict[str, Any], model: Any) -> Any:
+    return build_in_suite(name, model, lr, weight_decay, options)
+
+
+def outcome(plain: Mapping[str, float | None]) -> Outcome:
+    """Return what `train` wrote."""
+    return Outcome(**{name: math.inf if x is None else x for name, x in plain.items()})
+
+
+def parsed(options: Sequence[str]) -> dict[str, Any]:
+    """Turn `key=value` into keyword arguments; number formats are named as in torch."""
+    arguments = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        try:
+            dtype = getattr(torch, value, None) if key.endswith("dtype") else None
+            arguments[key] = literal_eval(value) if dtype is None else dtype
+        except (ValueError, SyntaxError) as error:
+            raise UserError(
+                "options are written key=value, with a value such as 0.9, 'rms' or (0.9, 0.95): "
+                f"{option!r}"
+            ) from error
+    return arguments
+
+
+def written(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Turn keyword arguments into `key=value`."""
+    return tuple(f"{key}={value!r}".replace(" ", "") for key, value in sorted(options.items()))
+
+
 def search(
-    loss: Callable[[Settings], float],
-    lrs: Sequence[float],
-    momenta: Sequence[tuple[str, ...]],
-    trials: int = TRIALS,
-) -> Settings:
-    """Return the best settings that exactly `trials` calls of `loss` find (or as many as the first
-    grid, if more).
+    lrs: Sequence[float], momenta: Sequence[tuple[str, ...]], trials: int = TRIALS
+) -> Generator[Settings, float | None, Settings]:
+    """Yield settings to try, take their held-out losses, and return the best of exactly `trials` of
+    them (or as many as the first grid has, if more).
 
     Args:
-        loss: Trains with some settings and returns the held-out loss.
         lrs: The first grid, ascending.
         momenta: Momenta to choose from, the usual one first.
-        trials: How often `loss` may be called.
+        trials: How many settings may be tried.
     """
-    found: dict[Settings, float] = {}
-
-    def attempt(settings: Settings) -> None:
-        if settings not in found:
-            found[settings] = loss(settings)
+    losses: dict[Settings, float] = {}
 
     def best() -> Settings:
-        return min(found, key=found.__getitem__)
+        return min(losses, key=losses.__getitem__)
+
+    def attempt(settings: Settings) -> Generator[Settings, float | None, None]:
+        if settings not in losses:
+            loss = yield settings
+            assert loss is not None
+            losses[settings] = loss
 
     for lr in lrs:
-        attempt(Settings(lr, WEIGHT_DECAYS[0], momenta[0]))
+        yield from attempt(Settings(lr, WEIGHT_DECAYS[0], momenta[0]))
     others = len(WEIGHT_DECAYS) + len(momenta) - 2
-    while len(found) < trials - others:
-        rates = sorted(settings.lr for settings in found)
+    while len(losses) < trials - others:
+        rates = sorted(settings.lr for settings in losses)
         if best().lr not in (rates[0], rates[-1]):
             break
         lr = best().lr * (FACTOR if best().lr == rates[-1] else 1 / FACTOR)
-        attempt(replace(best(), lr=_rounded(lr)))
+        yield from attempt(replace(best(), lr=_rounded(lr)))
     for weight_decay in WEIGHT_DECAYS[1:]:
-        if len(found) < trials:
-            attempt(replace(best(), weight_decay=weight_decay))
+        if len(losses) < trials:
+            yield from attempt(replace(best(), weight_decay=weight_decay))
     for momentum in momenta[1:]:
-        if len(found) < trials:
-            attempt(replace(best(), momentum=momentum))
-    step = FACTOR
-    while len(found) < trials:
-        step **= 0.5
-        center = best()
-        for lr in (center.lr * step, center.lr / step):
-            if len(found) < trials:
-                attempt(replace(center, lr=_rounded(lr)))
+        if len(losses) < trials:
+            yield from attempt(replace(best(), momentum=momentum))
+    yield from _refine(losses, trials)
     return best()
+
+
+def _refine(losses: dict[Settings, float], trials: int) -> Generator[Settings, float | None, None]:
+    """Try ever closer learning rates beside the best one with what is left of the trials."""
+    step = FACTOR
+    while len(losses) < trials:
+        step **= 0.5
+        center = min(losses, key=losses.__getitem__)
+        for lr in (center.lr * step, center.lr / step):
+            settings = replace(center, lr=_rounded(lr))
+            if len(losses) < trials and settings not in losses:
+                loss = yield settings
+                assert loss is not None
+                losses[settings] = loss
 
 
 def _rounded(lr: float) -> float:
     """Return two digits, so that 3e-3 · √10 is 9.5e-3 in all places."""
     return float(f"{lr:.1e}")
-
-
-@dataclass(frozen=True)
-class Study:
-    """What is kept where, and how thorough it is.
-
-    Attributes: path: File of results. seeds: Full runs of each row on each task. trials: Short runs
-        of each search. code: Behavior of our optimizers, if not the present one; such runs can
-        be read but not made.
-    """
-
-    path: Path
-    seeds: int = 4
-    trials: int = TRIALS
-    code: str | None = None
-
-    def run_of(
-        self,
-        task: str,
-        row: Row,
-        settings: Settings,
-        seed: int | None = None,
-        steps: int | None = None,
-    ) -> Run:
-        """Return a run of a row with some settings: a trial, or the run of a seed, full if no
-        length is given.
-        """
-        code = (self.code if row.optimizer in OURS else None) or code_version(row)
-        whole = task_of(task).steps
-        steps = steps or (whole if seed is not None else whole // 2)
-        seed = TRIAL_SEED if seed is None else seed
-        return Run(
-            task, row, settings.lr, settings.weight_decay, settings.momentum, seed, steps, code
-        )
-
-    def choose(self, task: str, row: Row, record: Callable[[Run], Outcome]) -> Settings:
-        """Search the settings of a row on a task, with the trials that `record` makes
-        or looks up.
-        """
-        peer = RIVALS[row.optimizer]
-        momenta = [written(options) for options in peer.momenta]
-        return search(
-            lambda s: record(self.run_of(task, row, s)).loss, peer.lrs, momenta, self.trials
-        )
-
-    def make(self, task: str, row: Row, settings: Settings | None = None) -> None:
-        """Make the runs of a row on a task that are missing; the search as well, if no settings are
-        given.
-
-        Ours also run at the learning rate that suits AdamW best, if AdamW has been searched.
-        """
-        record = partial(result, self.path)
-        settings = settings or self.choose(task, row, record)
-        chosen = [settings]
-        if row.optimizer in OURS:
-            rate = self.known(task, Row("adamw"), read(self.path))
-            chosen += [replace(settings, lr=rate.lr)] if rate else []
-        for each in chosen:
-            for seed in range(self.seeds):
-                record(self.run_of(task, row, each, seed))
-
-    def known(self, task: str, row: Row, results: Results) -> Settings | None:
-        """Return the settings that a search has chosen, or None if it is not finished."""
-        try:
-            return self.choose(task, row, results.__getitem__)
-        except KeyError:
-            return None

@@ -13,22 +13,18 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from ...console import UserError
 from ...results import Table
 from ...rivals import EVERYWHERE, SUITE
+from ...study import Cell, Plans
+from . import RESULTS as RESULTS
 from .catalog import SPEEDRUN
-from .runs import Row, result
-from .search import Settings, Study
+from .search import Row, Study
 
 STRIDE = 80
 SHORTEST, LONGEST = 240, 1280
@@ -37,7 +33,7 @@ FAR = 1.01
 SURE = 2.326
 """The normal distribution's 99th percentile."""
 
-Losses = Callable[[int], Sequence[float]]
+Losses = Mapping[int, Sequence[float]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,86 +49,96 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=int, default=4, help="runs of each length (default: %(default)s)"
     )
-    parser.add_argument(
-        "--jobs", type=int, default=1, help="processes of one thread each (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=Path("lab/results/suite/results.jsonl"),
-        help="file of results (default: %(default)s)",
-    )
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Make the runs that are missing, then return the table."""
-    if args.seeds < 2 or args.jobs < 1:
-        raise UserError("--seeds must be at least 2, for the z-test, and --jobs at least 1")
-    study = Study(args.results, args.seeds)
-    muon = race(study, "muon", None)
-    names = ["muon", *(name for name in args.optimizers if name != "muon")]
-    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        lines = list(pool.map(partial(race, study, target=muon["target"]), names))
-    return {"target": muon["target"], "lines": lines, "tables": [asdict(table(muon, lines))]}
+def cells(args: argparse.Namespace, found: Mapping[str, Any]) -> Plans:
+    """List Muon's runs, and those of all once its loss is known."""
+    if args.seeds < 2:
+        raise UserError("--seeds must be at least 2, for the z-test")
+    study = Study(args.seeds)
+    plans = {"target": partial(target_of, study)}
+    if found.get("target") is not None:
+        names = dict.fromkeys(("muon", *args.optimizers))
+        plans |= {name: partial(race, study, name, found["target"]) for name in names}
+    return plans
 
 
-def race(study: Study, name: str, target: float | None) -> dict[str, Any]:
-    """Search an optimizer's settings and count its steps to the target; without one, its own full
-    runs are it.
-    """
-    torch.set_num_threads(1)
-    row, record = Row(name), partial(result, study.path)
-    settings = study.choose("speedrun", row, record)
-
-    def losses(steps: int) -> list[float]:
-        return [
-            record(study.run_of("speedrun", row, settings, seed, steps)).loss
-            for seed in range(study.seeds)
-        ]
-
-    target = statistics.fmean(losses(SPEEDRUN.steps)) if target is None else target
-    return {"optimizer": name, **_plain(settings), **count(losses, target, SPEEDRUN.steps)}
+def report(args: argparse.Namespace, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table."""
+    lines = [line for name, line in found.items() if name != "target"]
+    target = found["target"]
+    return {"target": target, "lines": lines, "tables": [asdict(table(found["muon"], lines))]}
 
 
-def _plain(settings: Settings) -> dict[str, Any]:
+def target_of(study: Study) -> Generator[Cell, Any, float]:
+    """Return the mean loss of tuned Muon's full runs."""
+    settings = yield from study.choose("speedrun", Row("muon"))
+    outcomes = yield from study.losses("speedrun", Row("muon"), settings)
+    return statistics.fmean(outcome.loss for outcome in outcomes)
+
+
+def race(study: Study, name: str, target: float) -> Generator[Cell, Any, dict[str, Any]]:
+    """Search an optimizer's settings and count its steps to the target."""
+    settings = yield from study.choose("speedrun", Row(name))
+    seen: dict[int, Sequence[float]] = {}
+    for length in lengths(seen, target, SPEEDRUN.steps):
+        outcomes = yield from study.losses("speedrun", Row(name), settings, length)
+        seen[length] = [outcome.loss for outcome in outcomes]
     return {
+        "optimizer": name,
         "lr": settings.lr,
         "weight_decay": settings.weight_decay,
         "momentum": " ".join(settings.momentum),
+        **count(seen, target, SPEEDRUN.steps),
     }
 
 
-def count(losses: Losses, target: float, start: int) -> dict[str, Any]:
-    """Count steps to a mean loss.
+def lengths(seen: Losses, target: float, start: int) -> Iterator[int]:
+    """Give lengths of schedules to try, the losses of which are in `seen` before the next one.
 
     Args:
-        losses: Returns the losses of all seeds with a schedule of so many steps.
+        seen: Losses of all seeds by length.
         target: The loss to reach.
         start: Length of the first schedule.
     """
-    seen: dict[int, Sequence[float]] = {}
+    yield start
+    if _mean(seen, start) <= target:
+        for length in range(start - STRIDE, SHORTEST - 1, -STRIDE):
+            yield length
+            if _mean(seen, length) > target:
+                return
+        return
+    # Who is far behind tries the longest schedule next: if that is too short, all others are.
+    if _mean(seen, start) > FAR * target:
+        yield LONGEST
+        if _mean(seen, LONGEST) > target:
+            return
+    for length in range(start + STRIDE, LONGEST + 1, STRIDE):
+        if length not in seen:
+            yield length
+        if _mean(seen, length) <= target:
+            return
 
-    def mean(length: int) -> float:
-        return statistics.fmean(seen[length])
 
-    def reached(length: int) -> bool:
-        seen[length] = losses(length)
-        return mean(length) <= target
+def _mean(seen: Losses, length: int) -> float:
+    return statistics.fmean(seen[length])
 
-    if reached(start):
-        all(map(reached, range(start - STRIDE, SHORTEST - 1, -STRIDE)))
-    else:
-        longer = range(start + STRIDE, LONGEST, STRIDE)
-        # Who is far behind tries the longest schedule next: if that is too short, all others are.
-        if mean(start) <= FAR * target or reached(LONGEST):
-            any(map(reached, (*longer, LONGEST)))
-    good = [length for length in seen if mean(length) <= target]
-    sure = [length for length, found in seen.items() if z_score(found, target) >= SURE]
+
+def count(seen: Losses, target: float, start: int) -> dict[str, Any]:
+    """Interpolate the number of steps to a mean loss."""
+    good = [length for length in seen if _mean(seen, length) <= target]
+    sure = [length for length, losses in seen.items() if z_score(losses, target) >= SURE]
     steps = float(min(good)) if good else math.inf
     if good and min(good) - STRIDE in seen:
         low = min(good) - STRIDE
-        steps = low + STRIDE * (mean(low) - target) / (mean(low) - mean(min(good)))
-    return {"target": target, "steps": steps, "sure": min(sure, default=None), "loss": mean(start)}
+        gained = _mean(seen, low) - _mean(seen, min(good))
+        steps = low + STRIDE * (_mean(seen, low) - target) / gained
+    return {
+        "target": target,
+        "steps": steps,
+        "sure": min(sure, default=None),
+        "loss": _mean(seen, start),
+    }
 
 
 def z_score(losses: Sequence[float], target: float) -> float:

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ...results import Table
 from ...rivals import OURS
-from .catalog import HALVES, TASKS
-from .runs import Results, Row
-from .search import Settings, Study
+from .catalog import EXTRA, HALVES, TASKS
+from .search import Row
 
+Unit = tuple[str, Row]
 Line = dict[str, Any]
 
 
@@ -24,9 +24,22 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(statistics.fmean(math.log(max(value, 1e-300)) for value in values))
 
 
-def summarize(
-    study: Study, units: Iterable[tuple[str, Row]], results: Results, *, reuse: bool = False
-) -> list[Line]:
+def report_of(finished: Mapping[Unit, Any], at_rate: Mapping[Unit, Any]) -> dict[str, Any]:
+    """Return lines and tables.
+
+    Args:
+        finished: Settings and outcomes of rows on tasks.
+        at_rate: The same of ours at the learning rate that suits AdamW best.
+    """
+    lines = summarize(finished, at_rate)
+    halves = {half: [line for line in lines if line["half"] == half] for half in (*HALVES, "other")}
+    tables = [loss_table(half, inside) for half, inside in halves.items()]
+    tables += [summary_table(lines), rate_table(lines)]
+    tables += [task_table(half, inside) for half, inside in halves.items()]
+    return {"lines": lines, "tables": [asdict(table) for table in tables if table.rows]}
+
+
+def summarize(finished: Mapping[Unit, Any], at_rate: Mapping[Unit, Any]) -> list[Line]:
     """Return a line for each finished unit: its settings, mean loss over seeds, ratios and times.
 
     The loss is the geometric mean over the seeds, as relative errors of equations differ by
@@ -34,69 +47,49 @@ def summarize(
     are to theirs.
     """
     lines = []
-    for task, row in units:
-        borrowed = reuse and row.optimizer in OURS and row.options
-        settings = study.known(task, Row(row.optimizer) if borrowed else row, results)
-        if settings is None:
-            continue
-        runs = [study.run_of(task, row, settings, seed) for seed in range(study.seeds)]
-        if all(run in results for run in runs):
-            lines.append(_line(study, task, row, settings, results))
+    for (task, row), runs in finished.items():
+        line = _line(task, row, runs)
+        lines.append(line)
+        if (task, row) in at_rate:
+            losses = [outcome.loss for outcome in at_rate[task, row].outcomes]
+            line["at_adamw_lr"] = geometric_mean(losses)
+            line["adamw_lr"] = at_rate[task, row].settings.lr
     for line in lines:
         others = {other["row"]: other for other in lines if other["task"] == line["task"]}
         rivals = [other["loss"] for other in others.values() if other["optimizer"] not in OURS]
         line["ratio"] = line["loss"] / min(rivals) if rivals else None
         for name in ("adamw", "soap"):
             line[f"to_{name}"] = line["loss"] / others[name]["loss"] if name in others else None
-        if "adamw" in others:
-            _at_rate_of(others["adamw"], line, study, results)
+        if "at_adamw_lr" in line and "adamw" in others:
+            line["at_adamw_ratio"] = line["at_adamw_lr"] / others["adamw"]["loss"]
     return lines
 
 
-def _line(study: Study, task: str, row: Row, settings: Settings, results: Results) -> Line:
-    records = [results[study.run_of(task, row, settings, seed)] for seed in range(study.seeds)]
-    losses = [record.loss for record in records]
-    spread = (
-        statistics.stdev(losses)
-        if len(losses) > 1 and all(map(math.isfinite, losses))
-        else math.nan
-    )
+def _line(task: str, row: Row, runs: Any) -> Line:
+    losses = [outcome.loss for outcome in runs.outcomes]
+    finite = len(losses) > 1 and all(map(math.isfinite, losses))
     return {
         "task": task,
-        "half": next(half for half, tasks in HALVES.items() if task in tasks),
+        "half": next((half for half, tasks in HALVES.items() if task in tasks), "other"),
         "row": row.name,
         "optimizer": row.optimizer,
         "options": row.options,
-        "lr": settings.lr,
-        "weight_decay": settings.weight_decay,
-        "momentum": " ".join(settings.momentum),
+        "lr": runs.settings.lr,
+        "weight_decay": runs.settings.weight_decay,
+        "momentum": " ".join(runs.settings.momentum),
         "loss": geometric_mean(losses),
-        "spread": spread,
+        "spread": statistics.stdev(losses) if finite else math.nan,
         "losses": losses,
-        "optimizer_ms": statistics.median(record.optimizer_ms for record in records),
-        "seconds": statistics.median(record.seconds for record in records),
+        "optimizer_ms": statistics.median(outcome.optimizer_ms for outcome in runs.outcomes),
+        "seconds": statistics.median(outcome.seconds for outcome in runs.outcomes),
     }
-
-
-def _at_rate_of(adamw: Line, line: Line, study: Study, results: Results) -> None:
-    """Add to a line of ours the loss at the learning rate that suits AdamW best, over AdamW's, if
-    it was run.
-    """
-    if line["optimizer"] not in OURS:
-        return
-    settings = Settings(line["lr"], line["weight_decay"], tuple(line["momentum"].split()))
-    row, at = Row(line["optimizer"], line["options"]), replace(settings, lr=adamw["lr"])
-    runs = [study.run_of(line["task"], row, at, seed) for seed in range(study.seeds)]
-    if all(run in results for run in runs):
-        loss = geometric_mean(results[run].loss for run in runs)
-        line["at_adamw_lr"], line["at_adamw_ratio"] = loss, loss / adamw["loss"]
 
 
 def loss_table(half: str, lines: Sequence[Line]) -> Table:
     """Show the losses of one half, a row for each optimizer, a star beside the best of
     each task.
     """
-    tasks = [task for task in TASKS if any(line["task"] == task for line in lines)]
+    tasks = [task for task in (*TASKS, *EXTRA) if any(line["task"] == task for line in lines)]
     losses = {(line["row"], line["task"]): line["loss"] for line in lines}
     best = {task: min(loss for (_, at), loss in losses.items() if at == task) for task in tasks}
 
@@ -122,7 +115,7 @@ def task_table(half: str, lines: Sequence[Line]) -> Table:
         "to best rival",
         "ms a step",
     )
-    order = {task: number for number, task in enumerate(TASKS)}
+    order = {task: number for number, task in enumerate((*TASKS, *EXTRA))}
     cells = [
         (
             line["task"],
@@ -155,7 +148,7 @@ def summary_table(lines: Sequence[Line]) -> Table:
     )
     cells = []
     for row in dict.fromkeys(line["row"] for line in lines):
-        for half in HALVES:
+        for half in (*HALVES, "other"):
             mine = [line for line in lines if (line["row"], line["half"]) == (row, half)]
             if mine:
                 means = [_mean(mine, key) for key in ("ratio", "to_soap", "to_adamw")]
@@ -168,18 +161,17 @@ def summary_table(lines: Sequence[Line]) -> Table:
 def rate_table(lines: Sequence[Line]) -> Table:
     """Show our losses at AdamW's best learning rates."""
     columns = ("task", "optimizer", "AdamW's best lr", "own best lr", "loss", "to AdamW's")
-    rates = {line["task"]: line["lr"] for line in lines if line["row"] == "adamw"}
     cells = [
         (
             line["task"],
             line["row"],
-            f"{rates[line['task']]:g}",
+            f"{line['adamw_lr']:g}",
             f"{line['lr']:g}",
             f"{line['at_adamw_lr']:.5g}",
             _ratio(line["at_adamw_ratio"]),
         )
         for line in lines
-        if "at_adamw_lr" in line
+        if "at_adamw_ratio" in line
     ]
     return Table("At the learning rate that suits AdamW best", columns, cells)
 
