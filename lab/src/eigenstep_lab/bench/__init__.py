@@ -72,7 +72,8 @@ def run(args: argparse.Namespace) -> None:
     """Run the chosen benchmark, print its tables and, if asked, write what it returned."""
     origin = versions()  # before anything is written: pictures may go into the repository
     if hasattr(args.benchmark, "run"):
-        result, behaviors = args.benchmark.run(args), []
+        result = args.benchmark.run(args)
+        behaviors: list[str] = []
         if result is None:
             return
     else:
