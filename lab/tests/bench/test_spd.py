@@ -86,9 +86,9 @@ def test_verdicts_follow_from_the_figures() -> None:
     main = [{**entry, "solver": s, "gradients": g, "seconds": t} for s, (g, t) in figures.items()]
     found = spd.verdicts({"main": main, "slopes": {"paper": {"Cholesky": 1.0}}})
     # As many are no more, as long is not less
-    assert [v["holds"] for v in found] == [True, False, False]
+    assert [v.holds for v in found] == [True, False, False]
     main[0]["reached"] = False
-    assert not any(v["holds"] for v in spd.verdicts({"main": main, "slopes": {}}))
+    assert not any(v.holds for v in spd.verdicts({"main": main, "slopes": {}}))
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

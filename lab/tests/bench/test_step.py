@@ -4,37 +4,36 @@ picture of widths.
 
 from __future__ import annotations
 
-import argparse
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from eigenstep import Spectral
 from eigenstep_lab.bench import step
 
 
-def test_a_model_without_width_needs_no_picture(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("model", "drawn"), [("gpt-tiny", False), ("vit-8", True)])
+def test_a_model_without_width_needs_no_picture(
+    model: str,
+    drawn: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    bench: Callable[..., dict[str, Any]],
+) -> None:
     monkeypatch.setattr(
         step, "MODELS", {"gpt-tiny": [("weight", (6, 4))], "vit-8": [("weight", (8, 8))]}
     )
-    parser = argparse.ArgumentParser()
-    step.add_arguments(parser)
-    options = [
-        "--optimizers",
-        "spectral",
-        "adamw",
-        "--rounds",
-        "1",
-        "--plot",
-        str(tmp_path / "widths.png"),
-    ]
-    for model, drawn in (("gpt-tiny", False), ("vit-8", True)):
-        found = step.run(parser.parse_args(["--models", model, *options]))
-        assert (
-            found["models"][model]["spectral"]["gflop"]
-            > found["models"][model]["adamw"]["gflop"]
-            == 0
-        )
-        assert (tmp_path / "widths.png").exists() is drawn
+    picture = tmp_path / "widths.png"
+    rivals = ["--optimizers", "spectral", "spectral_diagonal", "adamw", "--rounds", "1"]
+    found = bench("step", "--models", model, *rivals, "--plot", str(picture))["models"][model]
+    assert found["spectral"]["gflop"] > found["adamw"]["gflop"] == 0
+    assert found["spectral_diagonal"]["gflop"] == 0
+    assert picture.exists() is drawn
 
 
 def test_resnet10t_has_as_many_weights_as_that_of_timm():
@@ -64,18 +63,25 @@ def test_claims_are_about_rivals_that_make_sense(model, rivals):
     )
 
 
-def test_the_diagonal_structure_has_no_matrix_work(tmp_path, monkeypatch):
-    monkeypatch.setattr(step, "MODELS", {"vector-tiny": [("weight", (6, 4))]})
-    parser = argparse.ArgumentParser()
-    step.add_arguments(parser)
-    options = [
-        "--models",
-        "vector-tiny",
-        "--optimizers",
-        "spectral",
-        "spectral_diagonal",
-        "--rounds",
-        "1",
-    ]
-    found = step.run(parser.parse_args(options))["models"]["vector-tiny"]
-    assert found["spectral_diagonal"]["gflop"] == 0 < found["spectral"]["gflop"]
+@pytest.mark.parametrize("mode", step.MODES)
+def test_state_that_is_counted_is_the_state(mode: str) -> None:
+    shapes = step.transformer_shapes(48, 1, [("embed.weight", (1100, 48))])
+    params = [nn.Parameter(torch.randn(shape)) for _, shape in shapes]
+    optimizer = Spectral(params, **step.MODES[mode])
+    for param in params:
+        param.grad = torch.randn(param.shape)
+    optimizer.step()
+    count = sum(param.numel() for param in params)
+    assert step.state_of(shapes, step.MODES[mode]) == pytest.approx(
+        step.state_bytes(optimizer) / count
+    )
+    assert step.peak_of(shapes, step.MODES[mode])["peak"] > 0
+
+
+@pytest.mark.parametrize(("mode", "model", "limit"), step.LIMITS)
+def test_limits(mode: str, model: str, limit: float) -> None:
+    assert step.state_of(step.NETWORKS[model](12), step.MODES[mode]) <= limit
+
+
+def test_embeddings_are_timed() -> None:
+    assert all(ms > 0 for ms in step.embedding_times(2000, 1).values())

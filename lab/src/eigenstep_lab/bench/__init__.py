@@ -26,9 +26,6 @@ BENCHMARKS: Mapping[str, Command] = {
     "step": Command(
         "eigenstep_lab.bench.step", "CPU time, matrix work and memory of an optimizer step"
     ),
-    "memory": Command(
-        "eigenstep_lab.bench.memory", "state by mode, peak of a step, time of a large embedding"
-    ),
     "suite": Command(
         "eigenstep_lab.bench.suite",
         "held-out loss on sixteen tasks of different families, by optimizer",

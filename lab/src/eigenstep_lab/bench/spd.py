@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -23,137 +23,170 @@ from eigenstep.core.matrices import Full
 from eigenstep.manifold.retractions import RETRACTIONS
 
 from ..baselines import rgd
-from ..console import UserError, track
+from ..behavior import behavior
+from ..console import UserError
 from ..lines import look
 from ..plotting import figure, save
-from ..problems.spd import PROBLEMS, random_spd
+from ..problems.spd import MINIBATCHES, PROBLEMS, random_spd
+from ..results import Table, Verdict
+from ..study import Cell, Plans, figures
 from . import spd_stochastic
 from .spd_solvers import FIXED, RATES, SEARCHING, Meter, best_fixed
 
 OURS, CG, TR = "ours", "pymanopt conjugate gradient", "pymanopt trust regions"
 SLOW = 1.0
 """A solver that takes longer than this, in seconds, runs in the first round only."""
-
-
 PARTS = ("main", "fixed", "sweep", "stochastic")
+SWEEP_CONDITION = 1e3
+QUICK = {"size": 10, "rounds": 1, "sizes": [5, 10], "seeds": 3, "steps": 100, "seconds": 1.0}
+
+Case = tuple[str, int, float]
+"""Problem, size and condition number."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how much to measure."""
-    parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)"
-    )
-    parser.add_argument(
-        "--size", type=int, default=60, help="rows of the matrix (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--conditions", type=float, nargs="+", default=[10, 1e3, 1e5], help="condition numbers of Q"
-    )
-    parser.add_argument(
-        "--gap",
-        type=float,
-        default=1e-8,
-        help="how close to the least value (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="random problems of each kind (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--sizes",
-        type=int,
-        nargs="*",
-        default=[20, 60, 150, 500],
-        help="sizes of the sweep, at condition number 1e3",
-    )
-    parser.add_argument(
-        "--seeds", type=int, default=20, help="seeds of the stochastic part (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=400, help="its iterations at most (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=4.0, help="CPU time for one run (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="small matrices, one round, few seeds: half a minute"
-    )
-    parser.add_argument(
-        "--plot", default="runs/bench/spd.png", help="where the picture goes (default: %(default)s)"
-    )
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
+    add("--size", type=int, default=60, help="rows of the matrix (default: %(default)s)")
+    conditions = [10, 1e3, 1e5]
+    add("--conditions", type=float, nargs="+", default=conditions, help="condition numbers of Q")
+    add("--gap", type=float, default=1e-8, help="how close to the least value (default: 1e-8)")
+    add("--rounds", type=int, default=3, help="random problems of each kind (default: 3)")
+    sizes = [20, 60, 150, 500]
+    add("--sizes", type=int, nargs="*", default=sizes, help="of the sweep, at condition 1e3")
+    add("--seeds", type=int, default=20, help="seeds of the stochastic part (default: 20)")
+    add("--steps", type=int, default=400, help="its iterations at most (default: %(default)s)")
+    add("--seconds", type=float, default=4.0, help="CPU time for one run (default: %(default)s)")
+    add("--quick", action="store_true", help="small matrices, one round, few seeds: half a minute")
+    add("--plot", default="runs/bench/spd.png", help="where the picture goes")
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure and draw the curves."""
+def cells(args: argparse.Namespace, found: Mapping[Any, Any]) -> Plans:
+    """List all runs; rounds after the first are for solvers that are not slow."""
     torch.set_num_threads(1)
     if args.quick:
-        args.size, args.rounds, args.sizes, args.seeds, args.steps, args.seconds = (
-            10,
-            1,
-            [5, 10],
-            3,
-            100,
-            1.0,
-        )
+        vars(args).update(QUICK)
+    _check(args)
+    plans: dict[Any, Any] = {("slopes",): _cell({"slopes": args.size}, partial(slopes, args.size))}
+    for seed in range(args.rounds):
+        for case in main_cases(args):
+            for solver in SEARCHING:
+                first = found.get(("main", case, solver, 0), {"seconds": math.inf})
+                if seed == 0 or first["seconds"] < SLOW:
+                    plans["main", case, solver, seed] = run_of(case, solver, seed, args, 1.0)
+    if "fixed" in args.parts:
+        for problem in PROBLEMS:
+            for condition in sorted(args.conditions)[:2]:
+                case = problem, args.size, condition
+                for scheme in FIXED:
+                    plans["fixed", case, scheme] = fixed_of(case, scheme, args)
+    if "sweep" in args.parts:
+        for size in sorted(args.sizes):
+            for problem in PROBLEMS:
+                case = problem, size, SWEEP_CONDITION
+                for solver in (OURS, CG, TR):
+                    plans["sweep", case, solver, 0] = run_of(case, solver, 0, args, 4.0)
+    if "stochastic" in args.parts:
+        for problem in MINIBATCHES:
+            how = {"size": args.size, "seeds": args.seeds, "steps": args.steps}
+            compute = partial(spd_stochastic.measure, problem, **how)
+            plans["stochastic", problem] = _cell({"stochastic": problem, **how}, compute)
+    return plans
+
+
+def _check(args: argparse.Namespace) -> None:
     for name in ("size", "rounds", "seeds", "steps"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(args, name)}")
     if min([args.gap, args.seconds, *args.conditions]) <= 0:
         raise UserError("--gap, --seconds and --conditions must be positive")
-    result = measure(args)
-    draw(result, args.plot)
-    return result
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Return all figures."""
-    result: dict[str, Any] = {
-        "gap": args.gap,
-        "size": args.size,
-        "rounds": args.rounds,
-        "slopes": slopes(args.size),
+def main_cases(args: argparse.Namespace) -> list[Case]:
+    """List the problems of the main part."""
+    if "main" not in args.parts:
+        return []
+    return [(problem, args.size, c) for problem in PROBLEMS for c in args.conditions]
+
+
+def _cell(key: Mapping[str, Any], compute: Any, ours: bool = True) -> Cell:
+    return Cell(key, compute, behavior("spd") if ours else "")
+
+
+def run_of(case: Case, solver: str, seed: int, args: argparse.Namespace, longer: float) -> Cell:
+    """Return the run of a solver on a random problem."""
+    how = {"gap": args.gap, "seconds": longer * args.seconds}
+    key = {"case": list(case), "solver": solver, "seed": seed, **how}
+    return _cell(key, partial(solve, case, solver, seed, **how), solver.startswith(OURS))
+
+
+def fixed_of(case: Case, scheme: str, args: argparse.Namespace) -> Cell:
+    """Return the best run of a scheme that needs a step size."""
+    how = {"gap": args.gap, "seconds": args.seconds / 4}
+    key = {"case": list(case), "fixed": scheme, **how}
+    return _cell(key, partial(solve_fixed, case, scheme, **how), scheme == "paper's scheme")
+
+
+def solve(case: Case, solver: str, seed: int, *, gap: float, seconds: float) -> dict[str, Any]:
+    """Run a solver, and return what it took."""
+    warm_up(solver)
+    problem, size, condition = case
+    meter = Meter(PROBLEMS[problem](size, condition, seed), gap, 10_000, seconds)
+    spent = meter.run(SEARCHING[solver])
+    return {**_figures(meter), "seconds": spent, "values": meter.values, "trace": meter.trace}
+
+
+@lru_cache
+def warm_up(solver: str) -> None:
+    """Let a package import and set up what it needs, which takes longer than a short run."""
+    Meter(PROBLEMS["log-det"](4, 2.0, 0), 1e-8, 1000, 1.0).run(SEARCHING[solver])
+
+
+def solve_fixed(case: Case, scheme: str, *, gap: float, seconds: float) -> dict[str, Any]:
+    """Run a scheme with each of several step sizes."""
+    problem, size, condition = case
+    meters = partial(Meter, PROBLEMS[problem](size, condition, 0), gap, 300, seconds)
+    meter, endings = best_fixed(scheme, meters)
+    return {**_figures(meter), "endings": endings}
+
+
+def _figures(meter: Meter) -> dict[str, Any]:
+    return {
+        "reached": meter.message == "reached",
+        "message": meter.message,
+        "gradients": meter.gradients + meter.products,
+        "best": meter.best,
     }
-    if "main" in args.parts:
-        cases = [
-            (problem, args.size, condition) for problem in PROBLEMS for condition in args.conditions
-        ]
-        result["main"] = compare(
-            cases, list(SEARCHING), args.rounds, args.gap, args.seconds, "Searching solvers"
-        )
+
+
+def report(args: argparse.Namespace, found: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return all figures, and draw the curves."""
+    result: dict[str, Any] = {"gap": args.gap, "size": args.size, "rounds": args.rounds}
+    result["slopes"] = found["slopes",]
+    for part in ("main", "sweep"):
+        if part in args.parts:
+            result[part] = summaries(found, part)
     if "fixed" in args.parts:
-        result["fixed"] = fixed(args)
-    if "sweep" in args.parts:
-        cases = [(problem, size, 1e3) for size in sorted(args.sizes) for problem in PROBLEMS]
-        result["sweep"] = compare(cases, [OURS, CG, TR], 1, args.gap, 4 * args.seconds, "Sizes")
+        result["fixed"] = [
+            {**_entry(name[1]), "solver": name[2], **run}
+            for name, run in found.items()
+            if name[0] == "fixed"
+        ]
     if "stochastic" in args.parts:
-        result["stochastic"] = spd_stochastic.measure(args.size, args.seeds, args.steps)
-    result["verdicts"] = verdicts(result)
-    return {"tables": list(tables(result)), **result}
+        result["stochastic"] = {problem: found["stochastic", problem] for problem in MINIBATCHES}
+    draw(result, args.plot)
+    return figures(result, list(verdicts(result)), list(tables(result)), "Verdicts")
 
 
-Case = tuple[str, int, float]
-
-
-def compare(
-    cases: list[Case], solvers: list[str], rounds: int, gap: float, seconds: float, title: str
-) -> list[dict[str, Any]]:
-    """Run solvers in turn on the same problems; one entry for each case and solver, with medians
-    over the rounds.
-    """
-    for solver in solvers:  # the first call of a package takes longer: it imports and sets up
-        Meter(PROBLEMS["log-det"](4, 2.0, 0), gap, 1000, seconds).run(SEARCHING[solver])
-    runs: dict[tuple[Case, str], list[tuple[Meter, float]]] = {}
-    for seed in range(rounds):
-        for case in track(cases, f"{title}, round {seed + 1} of {rounds}"):
-            name, size, condition = case
-            problem = PROBLEMS[name](size, condition, seed)
-            for solver in solvers:
-                found = runs.setdefault((case, solver), [])
-                if not found or found[0][1] < SLOW:
-                    meter = Meter(problem, gap, 10_000, seconds)
-                    found.append((meter, meter.run(SEARCHING[solver])))
+def summaries(found: Mapping[Any, Any], part: str) -> list[dict[str, Any]]:
+    """Return an entry for each case and solver, with medians over the rounds."""
+    runs: dict[tuple[Case, str], list[dict[str, Any]]] = {}
+    for name, run in found.items():
+        if name[0] == part:
+            runs.setdefault((name[1], name[2]), []).append(run)
     return [
-        {**_entry(case), "solver": solver, **_summary(found)}
-        for (case, solver), found in runs.items()
+        {**_entry(case), "solver": solver, **_summary(own)} for (case, solver), own in runs.items()
     ]
 
 
@@ -161,48 +194,18 @@ def _entry(case: Case) -> dict[str, Any]:
     return {"problem": case[0], "size": case[1], "condition": case[2]}
 
 
-def _summary(found: list[tuple[Meter, float]]) -> dict[str, Any]:
-    meters = [meter for meter, _ in found]
-    reached = all(meter.message == "reached" for meter in meters)
-    return {
-        "reached": reached,
-        "gradients": statistics.median(meter.gradients + meter.products for meter in meters),
-        "values": statistics.median(meter.values for meter in meters),
-        "seconds": statistics.median(spent for _, spent in found),
-        "best": max(meter.best for meter in meters),
-        "messages": sorted({meter.message for meter in meters}),
-        "trace": meters[0].trace,
+def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    medians = {
+        name: statistics.median(run[name] for run in runs)
+        for name in ("gradients", "values", "seconds")
     }
-
-
-def fixed(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run the schemes that need a step size, with each of several, on the easier problems."""
-    cases = [
-        (problem, c, name)
-        for problem in PROBLEMS
-        for c in sorted(args.conditions)[:2]
-        for name in FIXED
-    ]
-    found = []
-    for problem, condition, name in track(cases, "Fixed step sizes"):
-        make = partial(
-            Meter, PROBLEMS[problem](args.size, condition, 0), args.gap, 300, args.seconds / 4
-        )
-        meter, endings = best_fixed(name, make)
-        gradients = {
-            "reached": meter.message == "reached",
-            "gradients": meter.gradients,
-            "best": meter.best,
-        }
-        found.append(
-            {
-                **_entry((problem, args.size, condition)),
-                "solver": name,
-                **gradients,
-                "endings": endings,
-            }
-        )
-    return found
+    return {
+        "reached": all(run["reached"] for run in runs),
+        **medians,
+        "best": max(run["best"] for run in runs),
+        "messages": sorted({run["message"] for run in runs}),
+        "trace": runs[0]["trace"],
+    }
 
 
 def slopes(size: int) -> dict[str, dict[str, float]]:
@@ -236,82 +239,56 @@ def slopes(size: int) -> dict[str, dict[str, float]]:
     }
 
 
-def verdicts(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+def verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:
     """Compare the figures with what we want to be true."""
-    found: list[dict[str, Any]] = []
-
-    def add(claim: str, case: str, ours: float, limit: float, holds: bool) -> None:
-        found.append({"claim": claim, "case": case, "ours": ours, "limit": limit, "holds": holds})
-
     entries = {(e["problem"], e["condition"], e["solver"]): e for e in result.get("main", ())}
     for problem, condition in dict.fromkeys(key[:2] for key in entries):
-        ours, cg, tr = (entries[problem, condition, solver] for solver in (OURS, CG, TR))
         case = f"{problem}, condition {condition:g}"
-        fewer = ours["reached"] and (not cg["reached"] or ours["gradients"] <= cg["gradients"])
-        add(
-            "gradients: no more than conjugate gradient",
-            case,
-            ours["gradients"],
-            cg["gradients"],
-            fewer,
-        )
-        faster = ours["reached"] and (not tr["reached"] or ours["seconds"] < tr["seconds"])
-        add("CPU seconds: less than trust regions", case, ours["seconds"], tr["seconds"], faster)
-    for v in spd_stochastic.verdicts(result.get("stochastic", {})):
-        case = f"{v['problem']}, {v['scheme']}"
-        add(
-            "minibatches: iterations, no more than the better tuned baseline",
-            case,
-            v["ours"],
-            v["baseline"],
-            v["holds"],
-        )
+        for claim, rival, what, strict in (
+            ("no more gradients than conjugate gradient", CG, "gradients", math.inf),
+            ("less CPU time than trust regions", TR, "seconds", 0.0),
+        ):
+            ours, theirs = (entries[problem, condition, solver] for solver in (OURS, rival))
+            value = ours[what] if ours["reached"] else math.nan
+            limit = math.nextafter(theirs[what], strict) if theirs["reached"] else math.inf
+            yield Verdict(claim, OURS, f"{case}: {what}", value, limit, timed=what == "seconds")
+    yield from spd_stochastic.verdicts(result.get("stochastic", {}))
     for name, orders in result["slopes"].items():
         for other, order in orders.items():
-            add("one step: equal to first order", f"{name} and {other}", order, 2.0, order > 1.95)
-    return found
+            quantity = f"order of the difference from {other}"
+            yield Verdict(
+                "one step: equal to first order", name, quantity, order, 1.95, at_least=True
+            )
 
 
-def tables(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def tables(result: Mapping[str, Any]) -> Iterator[Table]:
     """Give the figures as tables."""
     if "main" in result:
         yield from _main_tables(result)
     if "fixed" in result:
-        keys = list(dict.fromkeys((e["problem"], e["condition"]) for e in result["fixed"]))
-        rows = [
-            [solver, *(_count(e) for key in keys for e in _matching(result["fixed"], solver, key))]
-            for solver in dict.fromkeys(e["solver"] for e in result["fixed"])
-        ]
-        title = f"Gradients with the best of {len(RATES)} fixed step sizes, 300 at most"
-        columns = ["scheme", *(f"{problem}, κ = {condition:g}" for problem, condition in keys)]
-        yield {"title": title, "columns": columns, "rows": rows}
+        yield _fixed_table(result["fixed"])
     if "sweep" in result:
         rows = [
-            [e["problem"], str(e["size"]), e["solver"], _count(e), _time(e)]
+            (e["problem"], str(e["size"]), e["solver"], _count(e), _time(e))
             for e in sorted(result["sweep"], key=lambda e: (e["problem"], e["size"]))
         ]
-        columns = ["problem", "size", "solver", "gradients", "CPU ms"]
-        yield {"title": "Sizes, at condition number 1000", "columns": columns, "rows": rows}
+        columns = ("problem", "size", "solver", "gradients", "CPU ms")
+        yield Table("Sizes, at condition number 1000", columns, rows, timed=True)
     if "stochastic" in result:
         yield _minibatch_table(result["stochastic"])
-    rows = [
-        [
-            v["claim"],
-            v["case"],
-            _number(v["ours"]),
-            _number(v["limit"]),
-            "holds" if v["holds"] else "DOES NOT HOLD",
-        ]
-        for v in result["verdicts"]
-    ]
-    yield {
-        "title": "Verdicts",
-        "columns": ["claim", "case", "ours", "limit", "verdict"],
-        "rows": rows,
-    }
 
 
-def _main_tables(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _fixed_table(entries: Sequence[Mapping[str, Any]]) -> Table:
+    counts = {(e["solver"], e["problem"], e["condition"]): _count(e) for e in entries}
+    cases = list(dict.fromkeys(key[1:] for key in counts))
+    schemes = dict.fromkeys(key[0] for key in counts)
+    rows = [(scheme, *(counts[(scheme, *case)] for case in cases)) for scheme in schemes]
+    title = f"Gradients with the best of {len(RATES)} fixed step sizes, 300 at most"
+    heads = (f"{problem}, κ = {condition:g}" for problem, condition in cases)
+    return Table(title, ("scheme", *heads), rows)
+
+
+def _main_tables(result: Mapping[str, Any]) -> Iterator[Table]:
     for problem in PROBLEMS:
         entries = [e for e in result["main"] if e["problem"] == problem]
         conditions = list(dict.fromkeys(e["condition"] for e in entries))
@@ -326,19 +303,19 @@ def _main_tables(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             *(f"κ = {c:g}: {what}" for c in conditions for what in ("gradients", "CPU ms")),
         ]
         title = f"{problem}, {result['size']} × {result['size']}, to a gap of {result['gap']:g}"
-        yield {"title": title, "columns": columns, "rows": rows}
+        yield Table(title, columns, rows, timed=True)
 
 
-def _minibatch_table(stochastic: Mapping[str, Any]) -> dict[str, Any]:
+def _minibatch_table(stochastic: Mapping[str, Any]) -> Table:
     rows = []
-    for problem, figures in stochastic.items():
-        for scheme, found in figures["schemes"].items():
+    for problem, own in stochastic.items():
+        for scheme, found in own["schemes"].items():
             settings = ", ".join(f"{key} {value:g}" for key, value in found["settings"].items())
             arrivals = found["arrivals"]
             late = sum(not math.isfinite(value) for value in arrivals)
             median, worst = f"{statistics.median(arrivals):g}", f"{max(arrivals):g}"
             rows.append(
-                [problem, f"{figures['target']:.2g}", scheme, settings, median, worst, str(late)]
+                [problem, f"{own['target']:.2g}", scheme, settings, median, worst, str(late)]
             )
     columns = [
         "problem",
@@ -349,17 +326,7 @@ def _minibatch_table(stochastic: Mapping[str, Any]) -> dict[str, Any]:
         "slowest seed",
         "never",
     ]
-    return {
-        "title": "Minibatches: iterations until the noise is reached",
-        "columns": columns,
-        "rows": rows,
-    }
-
-
-def _matching(
-    entries: list[dict[str, Any]], solver: str, key: tuple[str, float]
-) -> list[dict[str, Any]]:
-    return [e for e in entries if e["solver"] == solver and (e["problem"], e["condition"]) == key]
+    return Table("Minibatches: iterations until the noise is reached", columns, rows)
 
 
 def _count(entry: Mapping[str, Any]) -> str:
@@ -378,10 +345,6 @@ def _time(entry: Mapping[str, Any]) -> str:
     return (
         f"{1e3 * entry['seconds']:.0f}" if entry["reached"] else f"({1e3 * entry['seconds']:.0f})"
     )
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "never"
 
 
 def draw(result: Mapping[str, Any], path: str) -> None:
@@ -403,10 +366,10 @@ def draw(result: Mapping[str, Any], path: str) -> None:
         ax.set(title=f"{problem}, condition {condition:g}", xlabel="gradients", ylabel="gap")
     if main:
         axes[0, 0].legend(fontsize=6)
-    for ax, (problem, figures) in zip(axes[2], result.get("stochastic", {}).items(), strict=False):
-        for number, (scheme, found) in enumerate(figures["schemes"].items()):
+    for ax, (problem, own) in zip(axes[2], result.get("stochastic", {}).items(), strict=False):
+        for number, (scheme, found) in enumerate(own["schemes"].items()):
             ax.semilogy(found["curve"], label=scheme, **look(scheme, number))
-        ax.axhline(figures["target"], color="gray", linestyle=":")
+        ax.axhline(own["target"], color="gray", linestyle=":")
         ax.set(title=f"{problem}, minibatches", xlabel="iteration", ylabel="gap, median")
         ax.legend(fontsize=6)
     for ax in axes.flat:

@@ -16,7 +16,7 @@ import contextlib
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from typing import Any
@@ -28,8 +28,8 @@ from eigenstep.core.step import symmetrize
 from eigenstep.manifold import minimize_spd
 
 from ..baselines import rgd
-from ..console import track
 from ..problems.spd import MINIBATCHES, SAMPLES, Problem
+from ..results import Verdict
 
 MINIBATCH, WINDOW = 100, 10
 
@@ -147,38 +147,28 @@ def arrivals(gaps: Tensor, target: float) -> list[float]:
     return [float(value) for value in first]
 
 
-def measure(size: int, seeds: int, steps: int) -> dict[str, Any]:
-    """Tune every scheme, run it with its best settings, and return the figures of each problem."""
-    jobs = []
-    for name in MINIBATCHES:
-        for scheme, (_, extra) in SCHEMES.items():
-            for values in product(RATES[name], *extra.values()):
-                jobs.append((name, scheme, dict(zip(("lr", *extra), values, strict=True))))
-    tuning = {name: make(size, CONDITION, TUNING_SEED, (6,)) for name, make in MINIBATCHES.items()}
-    targets = {name: _target(name, tuning[name], steps) for name in MINIBATCHES}
-    tried: dict[tuple[str, str], list[tuple[float, float, dict[str, float]]]] = {}
-    for name, scheme, settings in track(jobs, "Tuning on minibatches"):
-        gaps = descend(
-            SCHEMES[scheme][0], tuning[name], TUNING_SEED, steps, targets[name], **settings
-        )
-        score = statistics.mean(arrivals(gaps, targets[name]))
-        tried.setdefault((name, scheme), []).append((score, gaps[-1].mean().item(), settings))
-    result: dict[str, Any] = {
-        name: {"target": targets[name], "schemes": {}} for name in MINIBATCHES
-    }
-    for name, make in MINIBATCHES.items():
-        problem = make(size, CONDITION, FINAL_SEED, (seeds,))
-        for scheme in track(SCHEMES, f"{name}, {seeds} seeds"):
-            settings = min(tried[name, scheme], key=lambda entry: entry[:2])[2]
-            gaps = descend(
-                SCHEMES[scheme][0], problem, FINAL_SEED, steps, targets[name], **settings
-            )
-            result[name]["schemes"][scheme] = {
-                "settings": settings,
-                "arrivals": arrivals(gaps, targets[name]),
-                "curve": [gap.median().item() for gap in gaps],
-            }
-    return result
+def measure(name: str, size: int, seeds: int, steps: int) -> dict[str, Any]:
+    """Tune every scheme on a problem, and return the figures of its best settings."""
+    make = MINIBATCHES[name]
+    tuning = make(size, CONDITION, TUNING_SEED, (6,))
+    target = _target(name, tuning, steps)
+    problem = make(size, CONDITION, FINAL_SEED, (seeds,))
+    schemes = {}
+    for scheme, (descent, extra) in SCHEMES.items():
+        tried = []
+        for values in product(RATES[name], *extra.values()):
+            settings = dict(zip(("lr", *extra), values, strict=True))
+            gaps = descend(descent, tuning, TUNING_SEED, steps, target, **settings)
+            score = statistics.mean(arrivals(gaps, target)), gaps[-1].mean().item()
+            tried.append((score, settings))
+        settings = min(tried, key=lambda entry: entry[0])[1]
+        gaps = descend(descent, problem, FINAL_SEED, steps, target, **settings)
+        schemes[scheme] = {
+            "settings": settings,
+            "arrivals": arrivals(gaps, target),
+            "curve": [gap.median().item() for gap in gaps],
+        }
+    return {"target": target, "schemes": schemes}
 
 
 def _target(name: str, problem: Problem, steps: int) -> float:
@@ -189,26 +179,17 @@ def _target(name: str, problem: Problem, steps: int) -> float:
     return 2 * gaps[-steps // 4 :].mean().item()
 
 
-def verdicts(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+def verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:
     """Compare each of our tuned schemes with the faster of the tuned baselines, by medians over
     seeds.
     """
-    found = []
-    for name, figures in result.items():
+    claim = "minibatches: no more iterations than the better tuned baseline"
+    for name, found in result.items():
         medians = {
-            scheme: statistics.median(run["arrivals"]) for scheme, run in figures["schemes"].items()
+            scheme: statistics.median(run["arrivals"]) for scheme, run in found["schemes"].items()
         }
         baseline = min(medians[scheme] for scheme in BASELINES)
         for scheme, median in medians.items():
             if scheme not in BASELINES:
-                holds = median <= baseline and math.isfinite(median)
-                found.append(
-                    {
-                        "problem": name,
-                        "scheme": scheme,
-                        "ours": median,
-                        "baseline": baseline,
-                        "holds": holds,
-                    }
-                )
-    return found
+                value = median if math.isfinite(median) else math.nan
+                yield Verdict(claim, scheme, f"{name}: median iterations", value, baseline)

@@ -5,28 +5,36 @@ them alike; the figures are medians. Gradients are random: what a step costs doe
 them. Every second step turns or recomputes the preconditioner (`--interval`), every second turn
 mends bases, and all kinds of step count. "Peak" is the memory that a step takes for a while on top
 of weights, gradients and state.
+
+With `--parts memory`: state by mode, in bytes per weight, counted without computing anything; the
+peak of a step that turns bases; and the time of a large embedding beside torch's AdamW.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from eigenstep import Spectral
+
+from ..behavior import behavior
 from ..console import MOST_THREADS, between, track
 from ..lines import save_lines
-from ..results import Table, Verdict, verdict_table
+from ..results import Table, Verdict
 from ..rivals import TRAINERS, build
+from ..study import Cell, Plans, figures
 
 Shapes = list[tuple[str, tuple[int, ...]]]
 
@@ -65,6 +73,20 @@ def resnet10t_shapes() -> Shapes:
     return [*found, ("head.weight", (1000, 512)), ("head.bias", (1000,))]
 
 
+def vit(depth: int) -> Shapes:
+    """List the shapes of ViT-B/16."""
+    return transformer_shapes(
+        768, depth, [("embed.weight", (768, 768)), ("head.weight", (1000, 768))]
+    )
+
+
+def gpt(depth: int) -> Shapes:
+    """List the shapes of GPT-2, 124 million weights with 12 layers."""
+    return transformer_shapes(
+        768, depth, [("embed.weight", (50257, 768)), ("positions", (1024, 768))]
+    )
+
+
 MODELS: Mapping[str, Shapes] = {
     "vit-256": transformer_shapes(
         256, 2, [("embed.weight", (256, 192)), ("head.weight", (10, 256))]
@@ -75,9 +97,7 @@ MODELS: Mapping[str, Shapes] = {
     "vit-768": transformer_shapes(
         768, 1, [("embed.weight", (768, 768)), ("head.weight", (10, 768))]
     ),
-    "gpt2-124m": transformer_shapes(
-        768, 12, [("embed.weight", (50257, 768)), ("positions", (1024, 768))]
-    ),
+    "gpt2-124m": gpt(12),
     "gpt-256": transformer_shapes(
         256, 2, [("embed.weight", (4096, 256)), ("positions", (256, 256))]
     ),
@@ -93,66 +113,107 @@ VARIANTS: Mapping[str, tuple[str, dict[str, Any]]] = {
 CHOICES = tuple(dict.fromkeys((*TRAINERS, *VARIANTS)))
 
 
+PARTS = ("price", "memory")
+NETWORKS: Mapping[str, Callable[[int], Shapes]] = {"ViT-B/16": vit, "GPT-2": gpt}
+"""Networks of `memory`."""
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "bf16 bases": {"basis_dtype": torch.bfloat16},
+    "bf16": {"basis_dtype": torch.bfloat16, "state_dtype": torch.bfloat16},
+    "int8": {"state_dtype": torch.int8, "max_dim": 1024},
+}
+"""Options of `Spectral` that decide how much memory it takes."""
+
+
+LIMITS = (("default", "GPT-2", 16.0), ("int8", "ViT-B/16", 6.0), ("int8", "GPT-2", 6.0))
+"""Mode, model, and bytes of state per weight that it may take at most."""
+MOST_PEAK, MOST_TIME = 6.0, 1.3
+"""Bytes per weight that a step may take beside the state, and how much longer an embedding may take
+than in AdamW.
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to measure and for how long."""
-    parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="shapes (default: all)"
-    )
-    parser.add_argument(
-        "--optimizers",
-        nargs="+",
-        choices=CHOICES,
-        default=list(CHOICES),
-        help="optimizers (default: all)",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=7,
-        help="timed rounds of two turns each (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--interval", type=int, default=2, help="steps between two turns (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--threads",
-        type=between(1, MOST_THREADS),
-        default=1,
-        help="threads for torch (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--plot",
-        default="runs/bench/step.png",
-        help="where the picture goes (default: %(default)s)",
-    )
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=["price"], help="default: price")
+    add("--models", nargs="+", choices=MODELS, default=list(MODELS), help="shapes (default: all)")
+    add("--optimizers", nargs="+", choices=CHOICES, default=list(CHOICES), help="default: all")
+    add("--rounds", type=int, default=7, help="timed rounds of two turns each (default: 7)")
+    add("--interval", type=int, default=2, help="steps between two turns (default: 2)")
+    add("--depth", type=int, default=12, help="layers of GPT-2 of `memory` (default: 12)")
+    add("--modes", nargs="+", choices=MODES, default=["default", "int8"], help="that step")
+    add("--rows", type=int, default=50_000, help="of the embedding of `memory` (default: 50000)")
+    threads = between(1, MOST_THREADS)
+    add("--threads", type=threads, default=1, help="threads for torch (default: 1)")
+    add("--plot", default="runs/bench/step.png", help="where the picture goes")
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print a table for each model, and draw cost against width."""
+def cells(args: argparse.Namespace, found: Mapping[Any, Any]) -> Plans:
+    """List a cell for each model, and those of memory."""
     torch.set_num_threads(args.threads)
-    results = {name: measure(MODELS[name], args) for name in args.models}
-    widths = {name: int(name.split("-")[1]) for name in results if name.startswith("vit")}
-    curves = {
-        key: ([widths[m] for m in widths], [results[m][key]["ms"] for m in widths])
-        for key in args.optimizers
-    }
+    code = behavior("spectral", "fast", "options")
+    plans: dict[Any, Cell] = {}
+    if "price" in args.parts:
+        how = {name: getattr(args, name) for name in ("optimizers", "rounds", "interval")}
+        for name in args.models:
+            key = {"model": name, **how, "threads": args.threads}
+            plans["price", name] = Cell(key, partial(measure, MODELS[name], **how), code)
+    if "memory" in args.parts:
+        for mode, options in MODES.items():
+            for model, shapes in NETWORKS.items():
+                compute = partial(state_of, shapes(12), options)
+                plans["state", mode, model] = Cell({"mode": mode, "state": model}, compute, code)
+        for mode in args.modes:
+            step = partial(peak_of, gpt(args.depth), MODES[mode])
+            plans["peak", mode] = Cell({"mode": mode, "depth": args.depth}, step, code)
+        times = partial(embedding_times, args.rows, args.rounds)
+        key = {"rows": args.rows, "rounds": args.rounds, "threads": args.threads}
+        plans["embedding",] = Cell(key, times, code)
+    return plans
+
+
+def report(args: argparse.Namespace, found: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return tables and verdicts, and draw cost against width."""
+    price = {name[1]: costs for name, costs in found.items() if name[0] == "price"}
+    tables = [cost_table(name, costs) for name, costs in price.items()]
+    judged = list(verdicts(price))
+    plain: dict[str, Any] = {"models": price}
+    widths = {name: int(name.split("-")[1]) for name in price if name.startswith("vit")}
     if widths:
-        save_lines(
-            args.plot,
-            curves,
-            title="Cost of an optimizer step",
-            x="width",
-            y="CPU ms per step",
-            log=True,
-        )
-    found = list(verdicts(results))
-    tables = [cost_table(name, costs) for name, costs in results.items()]
-    tables += [verdict_table("Against other optimizers", found)] if found else []
-    return {
-        "models": results,
-        "verdicts": [asdict(v) for v in found],
-        "tables": [asdict(t) for t in tables],
-    }
+        curves = {
+            key: (list(widths.values()), [price[model][key]["ms"] for model in widths])
+            for key in args.optimizers
+        }
+        labels = {"title": "Cost of an optimizer step", "x": "width", "y": "CPU ms per step"}
+        save_lines(args.plot, curves, log=True, **labels)
+    if "memory" in args.parts:
+        state = {mode: {model: found["state", mode, model] for model in NETWORKS} for mode in MODES}
+        peaks = {mode: found["peak", mode] for mode in args.modes}
+        times = found["embedding",]
+        plain |= {"state": state, "peaks": peaks, "embedding_ms": times}
+        judged += memory_verdicts(state, peaks, times)
+        tables += memory_tables(state, peaks, times, args)
+    return figures(plain, judged, tables, "What holds")
+
+
+def memory_tables(
+    state: Mapping[str, Mapping[str, float]],
+    peaks: Mapping[str, Mapping[str, float]],
+    times: Mapping[str, float],
+    args: argparse.Namespace,
+) -> list[Table]:
+    """Show what was measured of memory."""
+    rows = [(mode, *(f"{own[name]:.2f}" for name in NETWORKS)) for mode, own in state.items()]
+    steps = [(mode, f"{own['state']:.2f}", f"{own['peak']:.2f}") for mode, own in peaks.items()]
+    title = f"A step of GPT-2 with {args.depth} layers, bytes per weight"
+    spent = [(name, f"{ms:.0f}") for name, ms in times.items()]
+    embedding = f"An embedding of {args.rows:,} × 768"
+    return [
+        Table("State, bytes per weight", ("mode", *NETWORKS), rows),
+        Table(title, ("mode", "state", "peak beside it"), steps),
+        Table(embedding, ("optimizer", "ms of CPU time"), spent, timed=True),
+    ]
 
 
 def cost_table(model: str, costs: Mapping[str, Mapping[str, float]]) -> Table:
@@ -199,30 +260,61 @@ def verdicts(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterat
                 )
 
 
-def measure(shapes: Shapes, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+def memory_verdicts(state: Any, peaks: Any, times: Mapping[str, float]) -> Iterator[Verdict]:
+    """Compare with what we promise."""
+    for mode, model, limit in LIMITS:
+        yield Verdict(
+            f"state of at most {limit:g} B per weight",
+            mode,
+            f"B on {model}",
+            state[mode][model],
+            limit,
+        )
+    for mode, own in peaks.items():
+        yield Verdict(
+            f"at most {MOST_PEAK:g} B per weight beside the state",
+            mode,
+            "B",
+            own["peak"],
+            MOST_PEAK,
+        )
+    ratio = times["Spectral"] / times["AdamW"]
+    yield Verdict(
+        "embeddings cost what they do in AdamW",
+        "default",
+        "ratio of times",
+        ratio,
+        MOST_TIME,
+        timed=True,
+    )
+
+
+def measure(
+    shapes: Shapes, *, optimizers: Sequence[str], rounds: int, interval: int
+) -> dict[str, dict[str, float]]:
     """Time all optimizers on one list of shapes, interleaved."""
     generator = torch.Generator().manual_seed(0)
-    optimizers: dict[str, tuple[Optimizer, list[Tensor]]] = {}
-    for key in args.optimizers:
+    built: dict[str, tuple[Optimizer, list[Tensor]]] = {}
+    for key in optimizers:
         named = [(n, nn.Parameter(torch.randn(s, generator=generator) * 0.02)) for n, s in shapes]
         # In its first steps ours turns at every one: a schedule is followed to the letter.
-        every = [(0, args.interval)] if key.startswith("spectral") else args.interval
+        every = [(0, interval)] if key.startswith("spectral") else interval
         name, options = VARIANTS.get(key, (key, {}))
-        optimizers[key] = (
+        built[key] = (
             build(name, named, 1e-3, interval=every, **options),
             [p for _, p in named],
         )
-    for optimizer, params in optimizers.values():
-        for _ in range(2 * args.interval):  # the first steps set up state
+    for optimizer, params in built.values():
+        for _ in range(2 * interval):  # the first steps set up state
             _step(optimizer, params, generator)
-    times: dict[str, list[float]] = {key: [] for key in optimizers}
-    steps = 2 * args.interval  # every second turn mends bases
-    for _ in track(range(args.rounds), "Timing"):
-        for key, (optimizer, params) in optimizers.items():
+    times: dict[str, list[float]] = {key: [] for key in built}
+    steps = 2 * interval  # every second turn mends bases
+    for _ in track(range(rounds), "Timing"):
+        for key, (optimizer, params) in built.items():
             spent = [_step(optimizer, params, generator) for _ in range(steps)]
             times[key].append(1e3 * sum(spent) / steps)
     found = {}
-    for key, (optimizer, params) in optimizers.items():
+    for key, (optimizer, params) in built.items():
         with FlopCounterMode(display=False) as counter:
             for _ in range(steps):
                 _step(optimizer, params, generator)
@@ -286,3 +378,46 @@ def state_bytes(optimizer: Optimizer) -> int:
 
     visit(dict(optimizer.state))
     return sum(seen.values())
+
+
+def state_of(shapes: Shapes, options: Mapping[str, Any]) -> float:
+    """Return the bytes of state per weight of a network that exists nowhere."""
+    named = [(name, nn.Parameter(torch.empty(shape, device="meta"))) for name, shape in shapes]
+    reports = Spectral(named, **options).summary()
+    return sum(report.state_bytes for report in reports) / sum(
+        math.prod(report.shape) for report in reports
+    )
+
+
+def peak_of(shapes: Shapes, options: Mapping[str, Any]) -> dict[str, float]:
+    """Return the bytes per weight of a step that turns bases, and of the state, once there is
+    state.
+    """
+    params = [nn.Parameter(torch.randn(shape) * 0.02) for _, shape in shapes]
+    optimizer = Spectral(params, **options)
+    count, peak = sum(param.numel() for param in params), 0
+    for _ in track(range(2), "Stepping"):
+        for param in params:
+            param.grad = torch.randn(param.shape) * 1e-3
+        peak = peak_memory(optimizer.step)[0]  # of the last one
+    return {"state": state_bytes(optimizer) / count, "peak": peak / count}
+
+
+def embedding_times(rows: int, rounds: int) -> dict[str, float]:
+    """Return the median CPU milliseconds of a step of an embedding, of which most rows have no
+    gradient.
+    """
+    makers: Mapping[str, Callable[..., Optimizer]] = {"Spectral": Spectral, "AdamW": AdamW}
+    tables = {name: nn.Parameter(torch.randn(rows, 768) * 0.02) for name in makers}
+    optimizers = {name: make([tables[name]], lr=1e-3) for name, make in makers.items()}
+    times: dict[str, list[float]] = {name: [] for name in makers}
+    for round_ in track(range(rounds + 2), "Timing"):
+        for name, optimizer in optimizers.items():
+            gradient = torch.zeros(rows, 768)
+            gradient[torch.randint(rows, (1024,))] = torch.randn(768)
+            tables[name].grad = gradient
+            start = time.process_time()  # which other processes hardly change
+            optimizer.step()
+            if round_ > 1:  # the first steps set up state
+                times[name].append(1e3 * (time.process_time() - start))
+    return {name: statistics.median(found) for name, found in times.items()}
