@@ -45,21 +45,22 @@ class OuterProducts:
                 f"vectors must have shape (K, *batch, *sizes), got {tuple(self.vectors.shape)}"
             )
         if self.weights is not None:
-            check_finite(self.weights, "weights")
-            leading = self.vectors.shape[: self.weights.ndim]
-            if self.weights.ndim == 0 or self.weights.shape != leading:
-                wanted = f"the leading shape (K, *batch) of vectors {tuple(self.vectors.shape)}"
-                raise ValueError(f"weights must have {wanted}, got {tuple(self.weights.shape)}")
-            check_device(self.weights, "weights", self.vectors, "vectors")
+            _check_weights(self.weights, self.vectors)
         if isinstance(self.shift, Tensor):
             check_finite(self.shift, "shift")
         else:
             check_number(self.shift, "shift", -math.inf)
         if self.semidefinite is None:
-            plain = (
-                self.weights is None and isinstance(self.shift, (int, float)) and self.shift >= 0
-            )
-            object.__setattr__(self, "semidefinite", plain)
+            plain = self.weights is None and not isinstance(self.shift, Tensor)
+            object.__setattr__(self, "semidefinite", plain and self.shift >= 0)
+
+
+def _check_weights(weights: Tensor, vectors: Tensor) -> None:
+    check_finite(weights, "weights")
+    if weights.ndim == 0 or weights.shape != vectors.shape[: weights.ndim]:
+        wanted = f"the leading shape (K, *batch) of vectors {tuple(vectors.shape)}"
+        raise ValueError(f"weights must have {wanted}, got {tuple(weights.shape)}")
+    check_device(weights, "weights", vectors, "vectors")
 
 
 @dataclass(frozen=True)
@@ -100,23 +101,18 @@ def project(S: SPD, curvature: Curvature) -> tuple[Tensor, ...]:
 
 
 def project_identity(S: SPD) -> tuple[Tensor, ...]:
-    """Return ``w`` of each factor, shape ``(*batch,)``, with which ``W = w I`` for the curvature
-    ``H = I``.
+    """Return ``w`` of each factor, shape ``(*batch,)``: of ``H = I``, ``W`` is ``w I``.
 
     For Kronecker factors this is the paper's adaptive damping, ``Lambda / (alpha k)`` with ``lambda
     = 1``.
     """
-    inverses = [factor.eigs.reciprocal().mean(-1) for factor in factors_of(S)]
+    means = [factor.eigs.reciprocal().mean(-1) for factor in factors_of(S)]
     one = 1 / scale_of(S)
-    return tuple(
-        math.prod(inverses[:at] + inverses[at + 1 :], start=one) for at in range(len(inverses))
-    )
+    return tuple(math.prod(means[:at] + means[at + 1 :], start=one) for at in range(len(means)))
 
 
 def _inverse_others(S: SPD, at: int) -> Tensor:
-    """Return ``1 / (alpha k d)`` with ``d`` the eigenvalues of all other factors, flattened, shape
-    ``(*batch, k)``.
-    """
+    """Return ``1 / (alpha k d)``, shape ``(*batch, k)``, for the eigenvalues of all others."""
     product = scale_of(S)[..., None]
     for index, factor in enumerate(factors_of(S)):
         if index != at:
@@ -125,77 +121,77 @@ def _inverse_others(S: SPD, at: int) -> Tensor:
 
 
 def _project_outer_products(S: SPD, curvature: OuterProducts) -> tuple[Tensor, ...]:
-    vectors, batch, sizes, dtype = curvature.vectors, S.batch_shape, S.sizes, S.spectrum.dtype
+    _check_fit(S, curvature)
+    batch, dtype = S.batch_shape, S.spectrum.dtype
+    count, total, axis = len(curvature.vectors), math.prod(S.sizes), 1 + len(batch)
+    rotated = S.rotate(curvature.vectors).to(dtype).expand(count, *batch, *S.sizes)
+    weights = curvature.weights
+    if weights is None:
+        weights = torch.ones(count, device=rotated.device)
+    weights = weights.to(dtype).reshape(*weights.shape, *[1] * (axis - weights.ndim)).movedim(0, -1)
+    shift = torch.as_tensor(curvature.shift, dtype=dtype, device=rotated.device)[..., None]
+    projected = []
+    for at, factor in enumerate(factors_of(S)):
+        # Everything but the axis of this factor is summed over, weighted by 1/d of the rest.
+        size = S.sizes[at]
+        columns = rotated.movedim(axis + at, axis).reshape(count, *batch, size, total // size)
+        columns = columns.movedim(0, -2)  # (*batch, n, K, rest)
+        weighted = weights[..., :, None] * _inverse_others(S, at)[..., None, :]
+        if isinstance(factor, Full):
+            flat = columns.flatten(-2)
+            w = (flat * weighted.flatten(-2)[..., None, :]) @ flat.mT
+            w = w + torch.diag_embed(shift * factor.eigs)
+        else:
+            w = (columns.square() * weighted[..., None, :, :]).sum((-2, -1))
+            w = w + shift * factor.eigs
+        projected.append(_tie(factor, saturate(w)))
+    return tuple(projected)
+
+
+def _check_fit(S: SPD, curvature: OuterProducts) -> None:
+    """Raise unless vectors, weights and shift are of the shape of ``S``."""
+    vectors, weights, shift = curvature.vectors, curvature.weights, curvature.shift
     S.check_event(vectors, "curvature.vectors")
-    count, wanted = len(vectors), f"(K, *{tuple(batch)}"
-    if vectors.ndim != 1 + len(batch) + len(sizes):
+    batch = S.batch_shape
+    wanted = f"(K, *{tuple(batch)}"
+    if vectors.ndim != 1 + len(batch) + len(S.sizes):
         raise ValueError(
-            f"curvature.vectors must have shape {wanted}, *{sizes}), got {tuple(vectors.shape)}"
+            f"curvature.vectors must have shape {wanted}, *{S.sizes}), got {tuple(vectors.shape)}"
         )
-    if curvature.weights is not None and curvature.weights.ndim > 1 + len(batch):
+    if weights is not None and weights.ndim > 1 + len(batch):
         raise ValueError(
-            f"curvature.weights must have shape (K,) or {wanted}), got "
-            f"{tuple(curvature.weights.shape)}"
+            f"curvature.weights must have shape (K,) or {wanted}), got {tuple(weights.shape)}"
         )
-    rotated = S.rotate(vectors).to(dtype).expand(count, *batch, *sizes)
-    weights = (
-        torch.ones(count, device=rotated.device) if curvature.weights is None else curvature.weights
-    )
-    weights = (
-        weights.to(dtype)
-        .reshape(*weights.shape, *[1] * (1 + len(batch) - weights.ndim))
-        .expand(count, *batch)
-    )
-    shift = torch.as_tensor(curvature.shift, dtype=dtype, device=rotated.device)
-    if shift.shape not in ((), batch):
+    if isinstance(shift, Tensor) and shift.shape not in ((), batch):
         raise ValueError(
             f"curvature.shift must have shape () or {tuple(batch)} to fit S, got "
             f"{tuple(shift.shape)}"
         )
 
-    projected = []
-    for at, factor in enumerate(factors_of(S)):
-        size, others = sizes[at], math.prod(sizes) // sizes[at]
-        # (*batch, n, K, rest): everything but the axis of this factor is summed over, weighted by
-        # 1/d of the rest.
-        columns = rotated.movedim(1 + len(batch) + at, 1 + len(batch)).reshape(
-            count, *batch, size, others
-        )
-        columns = columns.movedim(0, -2)
-        weighted = weights.movedim(0, -1)[..., :, None] * _inverse_others(S, at)[..., None, :]
-        if isinstance(factor, Full):
-            flat = columns.flatten(-2)
-            w = (flat * weighted.flatten(-2)[..., None, :]) @ flat.transpose(-2, -1)
-            w = w + shift[..., None, None] * torch.diag_embed(factor.eigs)
-        else:
-            w = (columns.square() * weighted[..., None, :, :]).sum((-2, -1)) + shift[
-                ..., None
-            ] * factor.eigs
-        projected.append(_tie(factor, saturate(w)))
-    return tuple(projected)
-
 
 def _project_dense(S: SPD, curvature: Dense) -> tuple[Tensor, ...]:
-    batch, sizes = S.batch_shape, S.sizes
-    total = math.prod(sizes)
-    want, got = (*batch, total, total), tuple(curvature.matrix.shape)
-    if got != want:
-        raise ValueError(f"curvature.matrix must have shape {want} to fit S, got {got}")
-    check_device(curvature.matrix, "curvature.matrix", S.spectrum, "S")
-    matrix = curvature.matrix.to(S.spectrum.dtype)
+    batch, sizes, matrix = S.batch_shape, S.sizes, curvature.matrix
+    lead, total = len(batch), math.prod(sizes)
+    want = (*batch, total, total)
+    if matrix.shape != want:
+        raise ValueError(
+            f"curvature.matrix must have shape {want} to fit S, got {tuple(matrix.shape)}"
+        )
+    check_device(matrix, "curvature.matrix", S.spectrum, "S")
+    matrix = matrix.to(S.spectrum.dtype)
     # Rotate the columns, then the rows; either way the events are laid out in front of the batch.
     for _ in range(2):
         events = matrix.movedim(-1, 0).reshape(total, *batch, *sizes)
         matrix = S.rotate(events).reshape(total, *batch, total).movedim(0, -2)
     tensor = matrix.reshape(*batch, *sizes, *sizes)
-
     projected = []
     for at, factor in enumerate(factors_of(S)):
-        size, others = sizes[at], total // sizes[at]
-        rows_first = tensor.movedim((len(batch) + at, len(batch) + len(sizes) + at), (-2, -1))
+        size = sizes[at]
+        others = total // size
+        rows_first = tensor.movedim((lead + at, lead + len(sizes) + at), (-2, -1))
         blocks = rows_first.reshape(*batch, others, others, size, size)
-        own = blocks.diagonal(dim1=len(batch), dim2=len(batch) + 1).movedim(-1, len(batch))
-        w = saturate((own * _inverse_others(S, at)[..., None, None]).sum(len(batch)))
+        traced = blocks.diagonal(dim1=lead, dim2=lead + 1).movedim(-1, lead)
+        w = saturate((traced * _inverse_others(S, at)[..., None, None]).sum(lead))
         projected.append(_tie(factor, w if isinstance(factor, Full) else diagonal(w)))
     return tuple(projected)
 

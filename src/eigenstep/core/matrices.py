@@ -70,17 +70,12 @@ class SPD(ABC):
 
     @abstractmethod
     def to(self: Self, target: torch.dtype | torch.device | str) -> Self:
-        """Return a copy in another format or on another device; in half precision, eigenvalues are
-        float32.
-        """
+        """Return a copy in another format or on another device; eigenvalues stay float32 or more."""
 
     def matmul(self, x: Tensor, power: float = 1.0) -> Tensor:
-        """Return ``S^power x`` of events, shape ``(*lead, *batch, *sizes)``, such as the paper's
-        ``-1/p``.
-        """
+        """Return ``S^power x`` of events, shape ``(*lead, *batch, *sizes)``."""
         self.check_event(x)
-        scaled = self.rotate(x) * self.spectrum.pow(power)
-        return self.unrotate(scaled).to(x.dtype)
+        return self.unrotate(self.rotate(x) * self.spectrum.pow(power)).to(x.dtype)
 
     def solve(self, x: Tensor) -> Tensor:
         """Return ``S^-1 x``."""
@@ -97,13 +92,11 @@ class SPD(ABC):
 
     def dense(self, power: float = 1.0) -> Tensor:
         """Return ``S^power`` as an ordinary matrix, shape ``(*batch, N, N)``."""
-        size, batch = math.prod(self.sizes), self.batch_shape
-        identity = torch.eye(size, dtype=self.spectrum.dtype, device=self.spectrum.device)
-        events = identity.reshape(size, *[1] * len(batch), *self.sizes).expand(
-            size, *batch, *self.sizes
-        )
-        rows = self.matmul(events, power).reshape(size, *batch, size)
-        return rows.movedim(0, -1)
+        size, batch, like = math.prod(self.sizes), self.batch_shape, self.spectrum
+        identity = torch.eye(size, dtype=like.dtype, device=like.device)
+        events = identity.reshape(size, *[1] * len(batch), *self.sizes)
+        events = events.expand(size, *batch, *self.sizes)
+        return self.matmul(events, power).reshape(size, *batch, size).movedim(0, -1)
 
     def sample(
         self,
@@ -112,17 +105,18 @@ class SPD(ABC):
         power: float = -1.0,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw zero-mean Gaussian events with covariance ``S^power``, shape ``(*lead, *batch,
-        *sizes)``.
+        """Draw zero-mean Gaussian events with covariance ``S^power``.
 
-        By default ``S`` is the inverse covariance, as in the paper; 1 makes it the covariance.
+        Their shape is ``(*lead, *batch, *sizes)``. By default ``S`` is the inverse covariance, as
+        in the paper; 1 makes it the covariance.
         """
-        spectrum = self.spectrum
-        shape = (*lead, *spectrum.shape)
-        noise = torch.randn(
-            shape, generator=generator, dtype=spectrum.dtype, device=spectrum.device
-        )
-        return self.unrotate(noise * spectrum.pow(power / 2))
+        return self.unrotate(self.noise(lead, generator) * self.spectrum.pow(power / 2))
+
+    def noise(self, lead: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        """Draw standard normal events."""
+        like = self.spectrum
+        shape = (*lead, *like.shape)
+        return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
 
     def check_event(self, x: Tensor, name: str = "x") -> None:
         """Raise unless ``x`` is something this matrix can act on."""
@@ -140,9 +134,7 @@ class SPD(ABC):
 
 
 class Factor(SPD):
-    """What ``Full`` and ``Diagonal`` share: one vector of eigenvalues ``eigs``, shape ``(*batch,
-    n)``.
-    """
+    """What ``Full`` and ``Diagonal`` share: eigenvalues ``eigs``, shape ``(*batch, n)``."""
 
     eigs: Tensor
 
@@ -220,11 +212,9 @@ class Full(Factor):
     def with_unit_determinant(self) -> Full:
         """Return the matrix, and its residual, divided by the geometric mean of the eigenvalues."""
         logs = self.eigs.log()
-        residual = (
-            None
-            if self.residual is None
-            else saturate(self.residual * (-logs.mean(-1)).exp()[..., None, None])
-        )
+        residual = self.residual
+        if residual is not None:
+            residual = saturate(residual * (-logs.mean(-1)).exp()[..., None, None])
         return Full(self.basis, centered_exp(logs), residual)
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -236,8 +226,9 @@ class Full(Factor):
         return contract(x, self.basis.mT, axis=-1, event_ndim=1)
 
     def to(self, target: torch.dtype | torch.device | str) -> Full:
-        """Return a copy in another number format or on another device; half precision is for the
-        basis only.
+        """Return a copy in another format or on another device; only the basis goes half precision.
+
+        Eigenvalues are then float32.
         """
         residual = None if self.residual is None else eigs_to(self.residual, target)
         return Full(self.basis.to(target), eigs_to(self.eigs, target), residual)
@@ -286,9 +277,7 @@ class Diagonal(Factor):
 
 
 class Identity(Diagonal):
-    """A factor of a ``Kronecker`` that stays the identity: only the common scale is learned along
-    its axis.
-    """
+    """A factor of a ``Kronecker`` that stays the identity: its axis learns the scale only."""
 
 
 KINDS: dict[str, type[Full] | type[Diagonal]] = {
@@ -323,11 +312,10 @@ class Kronecker(SPD):
                 )
             check_beside(factor.eigs, f"factors[{index}]", self.scale, "scale")
             if factor.batch_shape != self.scale.shape:
-                found = (
-                    f"batch shape {tuple(factor.batch_shape)}, but scale has shape "
-                    f"{tuple(self.scale.shape)}"
+                raise ValueError(
+                    f"factors[{index}] has batch shape {tuple(factor.batch_shape)}, but scale has "
+                    f"shape {tuple(self.scale.shape)}"
                 )
-                raise ValueError(f"factors[{index}] has {found}")
 
     @classmethod
     def identity(
@@ -338,16 +326,15 @@ class Kronecker(SPD):
         device: Device = None,
         kinds: Sequence[str] | None = None,
     ) -> Kronecker:
-        """Return the identity, its factors of these sizes and kinds: "full" (the default),
-        "diagonal" or "identity".
+        """Return the identity, its factors of these sizes and kinds.
+
+        Kinds are "full" (the default), "diagonal" or "identity".
         """
         kinds = ["full"] * len(sizes) if kinds is None else kinds
         check_sizes(sizes, kinds)
-        factors = (
-            KINDS[kind].identity(n, batch, dtype, device)
-            for kind, n in zip(kinds, sizes, strict=True)
-        )
-        return cls(torch.ones(tuple(batch), dtype=dtype, device=device), tuple(factors))
+        pairs = zip(kinds, sizes, strict=True)
+        factors = tuple(KINDS[kind].identity(n, batch, dtype, device) for kind, n in pairs)
+        return cls(torch.ones(tuple(batch), dtype=dtype, device=device), factors)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -370,19 +357,17 @@ class Kronecker(SPD):
 
     def rotate(self, x: Tensor) -> Tensor:
         """Return ``(B1 x ... x BL)^T x``."""
-        return self._turn(
-            x, {at: f.basis for at, f in enumerate(self.factors) if isinstance(f, Full)}
-        )
+        return self._turn(x, back=False)
 
     def unrotate(self, x: Tensor) -> Tensor:
         """Return ``(B1 x ... x BL) x``."""
-        return self._turn(
-            x, {at: f.basis.mT for at, f in enumerate(self.factors) if isinstance(f, Full)}
-        )
+        return self._turn(x, back=True)
 
-    def _turn(self, x: Tensor, bases: dict[int, Tensor]) -> Tensor:
-        for at, basis in bases.items():
-            x = contract(x, basis, at - len(self.factors), len(self.factors))
+    def _turn(self, x: Tensor, back: bool) -> Tensor:
+        count = len(self.factors)
+        for at, factor in enumerate(self.factors):
+            if isinstance(factor, Full):
+                x = contract(x, factor.basis.mT if back else factor.basis, at - count, count)
         return x
 
     def logdet(self) -> Tensor:
@@ -393,38 +378,27 @@ class Kronecker(SPD):
     def normalized(self) -> Kronecker:
         """Return the same matrix with the determinants of the factors moved into the scale."""
         log_scale = self.scale.log() + sum(factor.eigs.log().mean(-1) for factor in self.factors)
-        return Kronecker(
-            log_scale.exp(), tuple(factor.with_unit_determinant() for factor in self.factors)
-        )
+        factors = tuple(factor.with_unit_determinant() for factor in self.factors)
+        return Kronecker(log_scale.exp(), factors)
 
     def with_residual(self) -> Kronecker:
         """Return the same matrix, with a residual in each full factor."""
-        factors = (
-            factor.with_residual() if isinstance(factor, Full) else factor
-            for factor in self.factors
-        )
-        return Kronecker(self.scale, tuple(factors))
+        factors = (f.with_residual() if isinstance(f, Full) else f for f in self.factors)
+        return replace(self, factors=tuple(factors))
 
     def to(self, target: torch.dtype | torch.device | str) -> Kronecker:
-        """Return a copy in another number format or on another device; half precision is for the
-        bases only.
-        """
-        return Kronecker(
-            eigs_to(self.scale, target), tuple(factor.to(target) for factor in self.factors)
-        )
+        """Return a copy in another format or on another device; only bases go half precision."""
+        factors = tuple(factor.to(target) for factor in self.factors)
+        return Kronecker(eigs_to(self.scale, target), factors)
 
 
 def eigs_to(eigs: Tensor, target: torch.dtype | torch.device | str) -> Tensor:
-    """Return eigenvalues in another number format or on another device; of half precision float32
-    is made.
-    """
+    """Return eigenvalues in another format or on another device; float32 for half precision."""
     return eigs.to(torch.float32 if target in HALF else target)
 
 
 def factors_of(S: SPD) -> tuple[Full | Diagonal, ...]:
-    """Return the factors of a Kronecker product, or a matrix without factors as its own only
-    factor.
-    """
+    """Return the factors of a Kronecker product; another matrix is its own only factor."""
     if isinstance(S, Kronecker):
         return S.factors
     if isinstance(S, (Full, Diagonal)):

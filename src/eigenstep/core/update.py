@@ -4,7 +4,7 @@ It projects curvature to ``W`` of each factor, lets each factor learn (``eigenst
 scales Kronecker factors back to determinant one, the scale going to ``alpha``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar, cast
@@ -19,6 +19,7 @@ from .matrices import SPD, Diagonal, Full, Kronecker, factors_of, scale_of
 from .step import (
     POSITIVE,
     TURNING,
+    Learned,
     Positive,
     Turning,
     accumulation_dtype,
@@ -69,28 +70,28 @@ def update(
     if positive is truncated_exp:
         check_linear(bool(curvature.semidefinite), lr, rate, decay, turning.rayleigh)
     step = partial(learn, rate=lr, decay=decay, positive=positive, turning=turning)
-    factors: list[Full | Diagonal] = []
+    factors = []
     for factor, W, identity in zip(factors_of(S), projected, project_identity(S), strict=True):
+        if rate == 0 and isinstance(factor, Full):
+            W = diagonal(W)
         level = saturate(damping * identity)[..., None]
-        if isinstance(factor, Full):
-            W = W if rate > 0 else diagonal(W)
-            learned = step(factor.eigs, W, damping=level, residual=factor.residual)
-            basis = _turn(factor.basis, learned.turn, turning.mend)
-            factors.append(Full(basis, learned.eigs, learned.residual))
-        else:
-            factors.append(replace(factor, eigs=step(factor.eigs, W, damping=level).eigs))
+        factors.append(_learn(factor, partial(step, W=W, damping=level), turning.mend))
     if isinstance(S, Kronecker):
         return cast(Structure, _with_unit_determinants(S, factors))
     return cast(Structure, factors[0])
 
 
-def _turn(basis: Tensor, turn: Tensor | None, mend: bool) -> Tensor:
-    """Return ``B Q`` in the format of the basis, or the basis itself if it does not turn."""
-    if turn is None:
-        return basis
-    wide = accumulation_dtype(basis.dtype)
-    turned = basis.to(wide) @ turn.to(wide)
-    return (reorthonormalize(turned) if mend else turned).to(basis.dtype)
+def _learn(factor: Full | Diagonal, step: Callable[..., Learned], mend: bool) -> Full | Diagonal:
+    """Return a factor after a step of ``learn``, its basis turned by what was learned."""
+    if not isinstance(factor, Full):
+        return replace(factor, eigs=step(factor.eigs).eigs)
+    learned = step(factor.eigs, residual=factor.residual)
+    basis = factor.basis
+    if learned.turn is not None:
+        wide = accumulation_dtype(basis.dtype)
+        basis = basis.to(wide) @ learned.turn.to(wide)
+        basis = (reorthonormalize(basis) if mend else basis).to(factor.basis.dtype)
+    return Full(basis, learned.eigs, learned.residual)
 
 
 def _with_unit_determinants(S: Kronecker, factors: Sequence[Full | Diagonal]) -> Kronecker:

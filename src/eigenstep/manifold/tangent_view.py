@@ -108,11 +108,7 @@ class TangentView(SPD):
         """Draw zero-mean Gaussian events with covariance ``S^power``, differentiable with respect
         to ``S``.
         """
-        like = self.base.spectrum
-        noise = torch.randn(
-            (*lead, *like.shape), generator=generator, dtype=like.dtype, device=like.device
-        )
-        return self.matmul(noise, power / 2)
+        return self.matmul(self.base.noise(lead, generator), power / 2)
 
     def log_prob(self, x: Tensor, *, power: float = -1.0) -> Tensor:
         """Return the log density of events under the Gaussian that ``sample`` draws from."""
