@@ -40,380 +40,143 @@ FULL = Full.identity(3, dtype=torch.float64)
 DIAGONAL = Diagonal.identity(3, dtype=torch.float64)
 KRONECKER = Kronecker.identity([2, 3], dtype=torch.float64)
 
-Case = tuple[Callable[[], object], type[Exception], list[str]]
+Case = tuple[Callable[[], object], type[Exception], str]
 """What is done, the error it must raise, and what the message must contain."""
 
-MATRICES: dict[str, Case] = {
-    "eigs are a list": (lambda: Diagonal([1.0, 2.0]), TypeError, ["eigs", "tensor", "list"]),  # type: ignore[arg-type]
-    "eigs are integers": (
-        lambda: Diagonal(torch.ones(3, dtype=torch.int64)),
-        TypeError,
-        ["eigs", "int64"],
-    ),
-    "eigs are complex": (
-        lambda: Diagonal(torch.ones(3, dtype=torch.complex64)),
-        TypeError,
-        ["eigs", "complex64"],
-    ),
-    "eigs are half precision": (
-        lambda: Diagonal(ones(3, dtype=torch.bfloat16)),
-        TypeError,
-        ["eigs", "bfloat16"],
-    ),
-    "eigs are a scalar": (
-        lambda: Diagonal(torch.tensor(1.0)),
-        ValueError,
-        ["eigs", "(*batch, n)", "()"],
-    ),
-    "eigs are empty": (lambda: Diagonal(ones(2, 0)), ValueError, ["eigs", "n >= 1", "(2, 0)"]),
-    "basis is a list": (lambda: Full([[1.0]], ones(1)), TypeError, ["basis", "tensor", "list"]),  # type: ignore[arg-type]
-    "basis is too small": (
-        lambda: Full(eye(2), ones(3)),
-        ValueError,
-        ["basis", "(3, 3)", "(2, 2)"],
-    ),
-    "basis lacks the batch": (
-        lambda: Full(eye(3), ones(2, 3)),
-        ValueError,
-        ["basis", "(2, 3, 3)", "(3, 3)"],
-    ),
-    "basis of another format": (
-        lambda: Full(eye(3).float(), ones(3)),
-        TypeError,
-        ["basis", "float64", "float32"],
-    ),
-    "basis elsewhere": (
-        lambda: Full(eye(3, device="meta"), ones(3)),
-        ValueError,
-        ["basis", "meta", "cpu"],
-    ),
-    "residual of another shape": (
-        lambda: Full(eye(3), ones(3), eye(2)),
-        ValueError,
-        ["residual", "(3, 3)", "(2, 2)"],
-    ),
-    "residual of another format": (
-        lambda: Full(eye(3), ones(3), eye(3).half()),
-        TypeError,
-        ["residual", "float64", "float16"],
-    ),
-    "residual elsewhere": (
-        lambda: Full(eye(2), ones(2), eye(2, device="meta")),
-        ValueError,
-        ["residual", "meta", "cpu"],
-    ),
-    "identity of size zero": (lambda: Full.identity(0), ValueError, ["size", "0"]),
-    "identity of negative size": (lambda: Diagonal.identity(-2), ValueError, ["size", "-2"]),
-    "identity of fractional size": (
-        lambda: Full.identity(2.5),
-        TypeError,
-        ["size", "integer", "float"],
-    ),  # type: ignore[arg-type]
-    "no factors": (
-        lambda: Kronecker(torch.tensor(1.0), ()),
-        ValueError,
-        ["factors", "at least one"],
-    ),
-    "scale is a number": (lambda: Kronecker(1.0, (FULL,)), TypeError, ["scale", "tensor", "float"]),  # type: ignore[arg-type]
-    "scale of another format": (
+MATRICES: list[Case] = [
+    (lambda: Diagonal([1.0, 2.0]), TypeError, "eigs | tensor | list"),
+    (lambda: Diagonal(torch.ones(3, dtype=torch.int64)), TypeError, "eigs | int64"),
+    (lambda: Diagonal(ones(3, dtype=torch.bfloat16)), TypeError, "eigs | bfloat16"),
+    (lambda: Diagonal(ones(2, 0)), ValueError, "eigs | n >= 1 | (2, 0)"),
+    (lambda: Full([[1.0]], ones(1)), TypeError, "basis | tensor | list"),
+    (lambda: Full(eye(2), ones(3)), ValueError, "basis | (3, 3) | (2, 2)"),
+    (lambda: Full(eye(3).float(), ones(3)), TypeError, "basis | float64 | float32"),
+    (lambda: Full(eye(3, device="meta"), ones(3)), ValueError, "basis | meta | cpu"),
+    (lambda: Full(eye(3), ones(3), eye(2)), ValueError, "residual | (3, 3) | (2, 2)"),
+    (lambda: Full.identity(0), ValueError, "size | 0"),
+    (lambda: Full.identity(2.5), TypeError, "size | integer | float"),
+    (lambda: Kronecker(torch.tensor(1.0), ()), ValueError, "factors | at least one"),
+    (lambda: Kronecker(1.0, (FULL,)), TypeError, "scale | tensor | float"),
+    (
         lambda: Kronecker(torch.tensor(1.0).float(), (FULL,)),
         TypeError,
-        ["factors[0]", "float64", "float32"],
+        "factors[0] | float64 | float32",
     ),
-    "scale elsewhere": (
+    (
         lambda: Kronecker(torch.ones((), device="meta"), (FULL,)),
         ValueError,
-        ["factors[0]", "cpu", "meta"],
+        "factors[0] | cpu | meta",
     ),
-    "factor is a tensor": (
-        lambda: Kronecker(torch.tensor(1.0), (FULL, eye(2))),  # type: ignore[arg-type]
+    (
+        lambda: Kronecker(torch.tensor(1.0), (FULL, eye(2))),
         TypeError,
-        ["factors[1]", "Full, Diagonal or Identity", "Tensor"],
+        "factors[1] | Full, Diagonal or Identity | Tensor",
     ),
-    "factor with other batch": (
+    (
         lambda: Kronecker(torch.tensor(1.0), (FULL, Full.identity(2, (4,)))),
         ValueError,
-        ["factors[1]", "(4,)", "()"],
+        "factors[1] | (4,) | ()",
     ),
-    "no sizes": (lambda: Kronecker.identity([]), ValueError, ["sizes", "at least one"]),
-    "size zero": (lambda: Kronecker.identity([2, 0]), ValueError, ["sizes[1]", "at least 1", "0"]),
-    "size as text": (lambda: Kronecker.identity(["2"]), TypeError, ["sizes", "integer", "str"]),  # type: ignore[list-item]
-    "too few kinds": (
-        lambda: Kronecker.identity([2, 3], kinds=["full"]),
-        ValueError,
-        ["kinds", "2", "full"],
-    ),
-    "unknown kind": (
-        lambda: Kronecker.identity([2], kinds=["round"]),
-        ValueError,
-        ["kinds", "diagonal", "round"],
-    ),
-}
+    (lambda: Kronecker.identity([]), ValueError, "sizes | at least one"),
+    (lambda: Kronecker.identity([2, 0]), ValueError, "sizes[1] | at least 1 | 0"),
+    (lambda: Kronecker.identity([2, 3], kinds=["full"]), ValueError, "kinds | 2 | full"),
+    (lambda: Kronecker.identity([2], kinds=["round"]), ValueError, "kinds | diagonal | round"),
+]
 
-DENSE: dict[str, Case] = {
-    "not symmetric": (
-        lambda: Full.from_dense(skewed()),
-        ValueError,
-        ["matrix", "symmetric", "0.5"],
-    ),
-    "not square": (lambda: Full.from_dense(ones(2, 3)), ValueError, ["matrix", "square", "(2, 3)"]),
-    "a vector": (lambda: Full.from_dense(ones(3)), ValueError, ["matrix", "square", "(3,)"]),
-    "empty": (
-        lambda: Full.from_dense(ones(0, 0)),
-        ValueError,
-        ["matrix", "at least one row", "(0, 0)"],
-    ),
-    "NaN": (lambda: Full.from_dense(eye(2) * NAN), ValueError, ["matrix", "finite", "NaN"]),
-    "not positive": (
-        lambda: Full.from_dense(-eye(2)),
-        ValueError,
-        ["matrix", "positive definite", "-1"],
-    ),
-    "singular": (
-        lambda: Full.from_dense(torch.zeros(2, 2)),
-        ValueError,
-        ["matrix", "positive definite", "0"],
-    ),
-    "diagonal not positive": (
-        lambda: Diagonal.from_dense(-eye(2)),
-        ValueError,
-        ["matrix", "positive definite", "-1"],
-    ),
-    "integers": (
-        lambda: Full.from_dense(eye(2).long()),
-        TypeError,
-        ["matrix", "floating-point", "int64"],
-    ),
-    "half precision": (
-        lambda: Full.from_dense(eye(2).half()),
-        TypeError,
-        ["matrix", "float32 or float64", "float16"],
-    ),
-    "Kronecker sizes": (
-        lambda: nearest_kronecker(eye(6), [2, 2]),
-        ValueError,
-        ["sizes", "(2, 2)", "4", "(6, 6)"],
-    ),
-    "Kronecker indefinite": (
-        lambda: nearest_kronecker(torch.diag(torch.tensor([1.0, 1, 1, -2])), [2, 2]),
-        ValueError,
-        ["matrix", "positive definite"],
-    ),
-    "Kronecker negative": (
-        lambda: nearest_kronecker(-eye(4), [2, 2]),
-        ValueError,
-        ["matrix", "positive definite"],
-    ),
-}
+DENSE: list[Case] = [
+    (lambda: Full.from_dense(skewed()), ValueError, "matrix | symmetric | 0.5"),
+    (lambda: Full.from_dense(ones(2, 3)), ValueError, "matrix | square | (2, 3)"),
+    (lambda: Full.from_dense(-eye(2)), ValueError, "matrix | positive definite | -1"),
+    (lambda: Diagonal.from_dense(-eye(2)), ValueError, "matrix | positive definite | -1"),
+    (lambda: nearest_kronecker(eye(6), [2, 2]), ValueError, "sizes | (2, 2) | 4 | (6, 6)"),
+    (lambda: nearest_kronecker(-eye(4), [2, 2]), ValueError, "matrix | positive definite"),
+]
 
-EVENTS: dict[str, Case] = {
-    "wrong size": (lambda: FULL.matmul(ones(4)), ValueError, ["x", "(..., 3", "(4,)"]),
-    "too few axes": (lambda: KRONECKER.matmul(ones(6)), ValueError, ["x", "2, 3", "(6,)"]),
-    "wrong batch": (
-        lambda: Full.identity(3, (2,)).solve(ones(5, 3)),
-        ValueError,
-        ["x", "2, 3", "(5, 3)"],
-    ),
-    "integers": (
-        lambda: DIAGONAL.solve(torch.ones(3, dtype=torch.int32)),
-        TypeError,
-        ["x", "int32"],
-    ),
-    "a list": (lambda: DIAGONAL.solve([1.0, 2, 3]), TypeError, ["x", "list"]),  # type: ignore[arg-type]
-    "elsewhere": (lambda: FULL.matmul(ones(3, device="meta")), ValueError, ["x", "meta", "cpu"]),
-}
+EVENTS: list[Case] = [
+    (lambda: FULL.matmul(ones(4)), ValueError, "x | (..., 3 | (4,)"),
+    (lambda: KRONECKER.matmul(ones(6)), ValueError, "x | 2, 3 | (6,)"),
+    (lambda: DIAGONAL.solve([1.0, 2, 3]), TypeError, "x | list"),
+    (lambda: FULL.matmul(ones(3, device="meta")), ValueError, "x | meta | cpu"),
+]
 
-CURVATURES: dict[str, Case] = {
-    "vectors are a list": (lambda: OuterProducts([[1.0]]), TypeError, ["vectors", "list"]),  # type: ignore[arg-type]
-    "vectors are integers": (
-        lambda: OuterProducts(torch.ones(1, 3, dtype=torch.int64)),
-        TypeError,
-        ["vectors", "int64"],
-    ),
-    "vectors with NaN": (
-        lambda: OuterProducts(ones(1, 3) * NAN),
-        ValueError,
-        ["vectors", "finite"],
-    ),
-    "vectors with inf": (
-        lambda: OuterProducts(ones(1, 3) * INF),
-        ValueError,
-        ["vectors", "finite"],
-    ),
-    "one vector": (
-        lambda: OuterProducts(ones(3)),
-        ValueError,
-        ["vectors", "(K, *batch, *sizes)", "(3,)"],
-    ),
-    "too many weights": (
-        lambda: OuterProducts(ones(2, 3), ones(3)),
-        ValueError,
-        ["weights", "(2, 3)", "(3,)"],
-    ),
-    "one weight": (
-        lambda: OuterProducts(ones(2, 3), torch.tensor(1.0)),
-        ValueError,
-        ["weights", "(2, 3)", "()"],
-    ),
-    "weights with NaN": (
-        lambda: OuterProducts(ones(2, 3), ones(2) * NAN),
-        ValueError,
-        ["weights", "finite"],
-    ),
-    "weights elsewhere": (
-        lambda: OuterProducts(ones(2, 3), ones(2, device="meta")),
-        ValueError,
-        ["weights", "meta", "cpu"],
-    ),
-    "shift is NaN": (
-        lambda: OuterProducts(ones(2, 3), shift=NAN),
-        ValueError,
-        ["shift", "finite", "nan"],
-    ),
-    "shift is a NaN tensor": (
-        lambda: OuterProducts(ones(2, 3), shift=torch.tensor(NAN)),
-        ValueError,
-        ["shift", "finite"],
-    ),
-    "shift is text": (
-        lambda: OuterProducts(ones(2, 3), shift="1"),
-        TypeError,
-        ["shift", "number", "str"],
-    ),  # type: ignore[arg-type]
-    "not symmetric": (lambda: Dense(skewed()), ValueError, ["matrix", "symmetric", "0.5"]),
-    "not square": (lambda: Dense(ones(2, 3)), ValueError, ["matrix", "square", "(2, 3)"]),
-    "NaN": (lambda: Dense(ones(2, 2) * NAN), ValueError, ["matrix", "finite"]),
-    "inf": (lambda: Dense(ones(2, 2) * INF), ValueError, ["matrix", "finite"]),
-    "integers": (
-        lambda: Dense(torch.ones(2, 2, dtype=torch.int64)),
-        TypeError,
-        ["matrix", "int64"],
-    ),
-    "an array": (lambda: Dense([[1.0]]), TypeError, ["matrix", "list"]),  # type: ignore[arg-type]
-}
+CURVATURES: list[Case] = [
+    (lambda: OuterProducts([[1.0]]), TypeError, "vectors | list"),
+    (lambda: OuterProducts(ones(1, 3) * NAN), ValueError, "vectors | finite"),
+    (lambda: OuterProducts(ones(3)), ValueError, "vectors | (K, *batch, *sizes) | (3,)"),
+    (lambda: OuterProducts(ones(2, 3), ones(3)), ValueError, "weights | (2, 3) | (3,)"),
+    (lambda: OuterProducts(ones(2, 3), ones(2, device="meta")), ValueError, "weights | meta | cpu"),
+    (lambda: OuterProducts(ones(2, 3), shift=NAN), ValueError, "shift | finite | nan"),
+    (lambda: OuterProducts(ones(2, 3), shift="1"), TypeError, "shift | number | str"),
+    (lambda: Dense(skewed()), ValueError, "matrix | symmetric | 0.5"),
+]
 
 
 def outer(*shape: int, **options: Any) -> OuterProducts:
     return OuterProducts(ones(*shape, **options))
 
 
-PROJECTIONS: dict[str, Case] = {
-    "a tensor as curvature": (
-        lambda: update(FULL, eye(3), lr=0.1),  # type: ignore[arg-type]
+PROJECTIONS: list[Case] = [
+    (
+        lambda: update(FULL, eye(3), lr=0.1),
         TypeError,
-        ["curvature", "OuterProducts or Dense", "Tensor"],
+        "curvature | OuterProducts or Dense | Tensor",
     ),
-    "a tensor as matrix": (
-        lambda: update(eye(3), outer(1, 3), lr=0.1),  # type: ignore[type-var]
+    (
+        lambda: update(eye(3), outer(1, 3), lr=0.1),
         TypeError,
-        ["S", "Full, Diagonal or Kronecker", "Tensor"],
+        "S | Full, Diagonal or Kronecker | Tensor",
     ),
-    "vectors of wrong size": (
-        lambda: project(FULL, outer(1, 4)),
-        ValueError,
-        ["curvature.vectors", "3", "(1, 4)"],
-    ),
-    "vectors with an axis too many": (
-        lambda: project(FULL, outer(1, 2, 3)),
-        ValueError,
-        ["curvature.vectors", "(K,", "(1, 2, 3)"],
-    ),
-    "vectors without count": (
-        lambda: project(KRONECKER, outer(2, 3)),
-        ValueError,
-        ["curvature.vectors", "(K,", "(2, 3)"],
-    ),
-    "vectors elsewhere": (
+    (lambda: project(FULL, outer(1, 4)), ValueError, "curvature.vectors | 3 | (1, 4)"),
+    (lambda: project(FULL, outer(1, 2, 3)), ValueError, "curvature.vectors | (K, | (1, 2, 3)"),
+    (
         lambda: project(FULL, outer(1, 3, device="meta")),
         ValueError,
-        ["curvature.vectors", "meta", "cpu"],
+        "curvature.vectors | meta | cpu",
     ),
-    "weights with too many axes": (
+    (
         lambda: project(FULL, OuterProducts(ones(2, 3), ones(2, 3))),
         ValueError,
-        ["curvature.weights", "(K,", "(2, 3)"],
+        "curvature.weights | (K, | (2, 3)",
     ),
-    "shift of another batch": (
+    (
         lambda: project(FULL, OuterProducts(ones(2, 3), shift=ones(2))),
         ValueError,
-        ["curvature.shift", "()", "(2,)"],
+        "curvature.shift | () | (2,)",
     ),
-    "dense of wrong size": (
-        lambda: project(FULL, Dense(eye(4))),
-        ValueError,
-        ["curvature.matrix", "(3, 3)", "(4, 4)"],
-    ),
-    "dense elsewhere": (
+    (lambda: project(FULL, Dense(eye(4))), ValueError, "curvature.matrix | (3, 3) | (4, 4)"),
+    (
         lambda: project(FULL, Dense(eye(3, device="meta"))),
         ValueError,
-        ["curvature.matrix", "meta", "cpu"],
+        "curvature.matrix | meta | cpu",
     ),
-}
+]
 
 
 def step(**options: Any) -> object:
     return update(FULL, outer(1, 3), **{"lr": 0.1, **options})
 
 
-OPTIONS: dict[str, Case] = {
-    "negative lr": (lambda: step(lr=-0.1), ValueError, ["lr", "at least 0", "-0.1"]),
-    "NaN lr": (lambda: step(lr=NAN), ValueError, ["lr", "finite", "nan"]),
-    "infinite lr": (lambda: step(lr=INF), ValueError, ["lr", "finite", "inf"]),
-    "lr as text": (lambda: step(lr="0.1"), TypeError, ["lr", "number", "str"]),
-    "lr as bool": (lambda: step(lr=True), TypeError, ["lr", "number", "bool"]),
-    "lr left out": (lambda: update(FULL, outer(1, 3)), TypeError, ["lr"]),  # type: ignore[call-arg]
-    "negative rate of the basis": (
-        lambda: Turning(rate=-1.0),
-        ValueError,
-        ["rate", "at least 0", "-1.0"],
-    ),
-    "decay above one": (
-        lambda: step(decay=1.5),
-        ValueError,
-        ["decay", "between 0.0 and 1.0", "1.5"],
-    ),
-    "decay below zero": (
-        lambda: step(decay=-0.5),
-        ValueError,
-        ["decay", "between 0.0 and 1.0", "-0.5"],
-    ),
-    "negative damping": (
-        lambda: step(damping=-1e-3),
-        ValueError,
-        ["damping", "at least 0", "-0.001"],
-    ),
-    "infinite damping": (lambda: step(damping=INF), ValueError, ["damping", "finite", "inf"]),
-    "unknown rotation": (
+OPTIONS: list[Case] = [
+    (lambda: step(lr=-0.1), ValueError, "lr | at least 0 | -0.1"),
+    (lambda: step(lr=NAN), ValueError, "lr | finite | nan"),
+    (lambda: step(lr="0.1"), TypeError, "lr | number | str"),
+    (lambda: Turning(rate=-1.0), ValueError, "rate | at least 0 | -1.0"),
+    (lambda: step(decay=1.5), ValueError, "decay | between 0.0 and 1.0 | 1.5"),
+    (lambda: step(damping=-1e-3), ValueError, "damping | at least 0 | -0.001"),
+    (
         lambda: Turning(rotation="bound"),
         ValueError,
-        ["rotation", "moore_penrose", "function", "'bound'"],
+        "rotation | moore_penrose | function | 'bound'",
     ),
-    "unknown map": (
-        lambda: Turning(map="caley"),
-        ValueError,
-        ["map", "truncated_cayley", "'caley'"],
-    ),
-    "unknown positive map": (
-        lambda: step(positive="log"),
-        ValueError,
-        ["positive", "truncated_exp", "'log'"],
-    ),
-    "rotation that is no function": (
-        lambda: Turning(rotation=3),
-        TypeError,
-        ["rotation", "function", "int"],
-    ),
-    "truncated with long steps": (
-        lambda: step(positive=truncated_exp, lr=1.5),
-        ValueError,
-        ["truncated_exp", "lr * decay", "1.5"],
-    ),
-    "truncated rayleigh with two rates": (
+    (lambda: Turning(map="caley"), ValueError, "map | truncated_cayley | 'caley'"),
+    (lambda: Turning(rotation=3), TypeError, "rotation | function | int"),
+    (lambda: step(positive=truncated_exp, lr=1.5), ValueError, "truncated_exp | lr * decay | 1.5"),
+    (
         lambda: step(positive=truncated_exp, turning=Turning(rayleigh=True, rate=0.5)),
         ValueError,
-        ["truncated_exp", "rayleigh", "rate=0.5"],
+        "truncated_exp | rayleigh | rate=0.5",
     ),
-}
+]
 
 INDEFINITE: dict[str, Callable[[], Dense | OuterProducts]] = {
     "a matrix": lambda: Dense(-eye(3)),
@@ -426,52 +189,17 @@ INDEFINITE: dict[str, Callable[[], Dense | OuterProducts]] = {
     "an SPD gradient": lambda: sources.spd_gradient(FULL, eye(3)),
 }
 
-SOURCES: dict[str, Case] = {
-    "gradient with NaN": (
-        lambda: sources.gradient_outer_product(ones(3) * NAN),
-        ValueError,
-        ["gradient", "finite"],
-    ),
-    "gradient is a number": (
-        lambda: sources.gradient_outer_product(2.0),  # type: ignore[arg-type]
-        TypeError,
-        ["gradient", "float"],
-    ),
-    "gradients with inf": (
-        lambda: sources.per_example_gradients(ones(2, 3) * INF),
-        ValueError,
-        ["gradients", "finite"],
-    ),
-    "no examples": (
-        lambda: sources.per_example_gradients(ones(0, 3)),
-        ValueError,
-        ["gradients", "at least one"],
-    ),
-    "parameters with NaN": (
-        lambda: sources.hessian(lambda w: w.sum(), ones(2) * NAN),
-        ValueError,
-        ["parameters", "finite"],
-    ),
-    "integer parameters": (
-        lambda: sources.hessian(lambda w: w.sum(), eye(2).long()),
-        TypeError,
-        ["parameters", "int64"],
-    ),
-    "no inputs": (
-        lambda: sources.gauss_newton(
-            lambda p, x: p * x, lambda f, t: (f - t).sum(), ones(2), ones(0, 2), ones(0, 2)
-        ),
-        ValueError,
-        ["inputs", "at least one"],
-    ),
-    "other number of targets": (
+SOURCES: list[Case] = [
+    (lambda: sources.gradient_outer_product(ones(3) * NAN), ValueError, "gradient | finite"),
+    (lambda: sources.per_example_gradients(ones(0, 3)), ValueError, "gradients | at least one"),
+    (
         lambda: sources.gauss_newton(
             lambda p, x: p * x, lambda f, t: (f - t).sum(), ones(2), ones(3, 2), ones(4, 2)
         ),
         ValueError,
-        ["targets", "3", "4"],
+        "targets | 3 | 4",
     ),
-    "no draws": (
+    (
         lambda: sources.sampled_fisher(
             lambda p, x: p * x,
             lambda f: torch.distributions.Normal(f, 1.0),
@@ -480,72 +208,63 @@ SOURCES: dict[str, Case] = {
             draws=0,
         ),
         ValueError,
-        ["draws", "at least 1", "0"],
+        "draws | at least 1 | 0",
     ),
-    "deviations of wrong size": (
-        lambda: sources.reinforce(FULL, ones(2, 4), ones(2)),
-        ValueError,
-        ["deviations", "3", "(2, 4)"],
-    ),
-    "deviations with NaN": (
-        lambda: sources.reparametrization(FULL, ones(2, 3) * NAN, ones(2, 3)),
-        ValueError,
-        ["deviations", "finite"],
-    ),
-    "values of wrong length": (
-        lambda: sources.reinforce(FULL, ones(2, 3), ones(3)),
-        ValueError,
-        ["values", "(2, 3)", "(3,)"],
-    ),
-    "values with NaN": (
-        lambda: sources.reinforce(FULL, ones(2, 3), ones(2) * NAN),
-        ValueError,
-        ["values", "finite"],
-    ),
-    "no samples": (
-        lambda: sources.reinforce(FULL, ones(0, 3), ones(0)),
-        ValueError,
-        ["deviations", "at least one"],
-    ),
-    "gradients of wrong shape": (
+    (lambda: sources.reinforce(FULL, ones(2, 4), ones(2)), ValueError, "deviations | 3 | (2, 4)"),
+    (lambda: sources.reinforce(FULL, ones(2, 3), ones(3)), ValueError, "values | (2, 3) | (3,)"),
+    (
         lambda: sources.reparametrization(FULL, ones(2, 3), ones(3, 3)),
         ValueError,
-        ["gradients", "(2, 3)", "(3, 3)"],
+        "gradients | (2, 3) | (3, 3)",
     ),
-    "SPD gradient not symmetric": (
-        lambda: sources.spd_gradient(Full.identity(2), skewed()),
-        ValueError,
-        ["gradient", "symmetric"],
-    ),
-    "SPD gradient of wrong size": (
-        lambda: sources.spd_gradient(FULL, eye(2)),
-        ValueError,
-        ["gradient", "(3, 3)", "(2, 2)"],
-    ),
-}
+    (lambda: sources.spd_gradient(FULL, eye(2)), ValueError, "gradient | (3, 3) | (2, 2)"),
+]
 
-ALL = {
-    f"{group}: {name}": case
-    for group, cases in {
-        "matrix": MATRICES,
-        "from_dense": DENSE,
-        "event": EVENTS,
-        "curvature": CURVATURES,
-        "project": PROJECTIONS,
-        "update": OPTIONS,
-        "source": SOURCES,
-    }.items()
-    for name, case in cases.items()
-}
+SWEEPS: list[Case] = [
+    (lambda: Turning(sweeps=0), ValueError, "sweeps | at least 1"),
+    (lambda: Turning(sweeps=True), TypeError, "sweeps | integer | bool"),
+    (lambda: Turning(dtype=torch.int8), ValueError, "dtype | float32 | int8"),
+    (lambda: step(turning="bounded"), TypeError, "turning | Turning | str"),
+]
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_error_names_argument_and_expectation(name: str) -> None:
-    act, error, words = ALL[name]
+def damped(*damping: float) -> object:
+    new = OuterProducts(ones(1, 2, 3))
+    return update(Full.identity(3, (2,)), new, lr=0.1, damping=torch.tensor(damping))
+
+
+DAMPING: list[Case] = [
+    (lambda: damped(1.0, 1.0, 1.0), ValueError, "damping | a number | (2,) | (3,)"),
+    (lambda: damped(1.0, -1.0), ValueError, "damping | at least 0.0 | -1"),
+    (lambda: damped(1.0, NAN), ValueError, "damping | finite"),
+    (
+        lambda: step(damping=torch.ones((), dtype=torch.float32)),
+        TypeError,
+        "damping | float64 | float32",
+    ),
+]
+
+ALL = [
+    *MATRICES,
+    *DENSE,
+    *EVENTS,
+    *CURVATURES,
+    *PROJECTIONS,
+    *OPTIONS,
+    *SOURCES,
+    *SWEEPS,
+    *DAMPING,
+]
+
+
+@pytest.mark.parametrize(("act", "error", "words"), ALL, ids=[case[2] for case in ALL])
+def test_error_names_argument_and_expectation(
+    act: Callable[[], object], error: type[Exception], words: str
+) -> None:
     with pytest.raises(error) as caught:
         act()
     assert type(caught.value) is error
-    for word in words:
+    for word in words.split(" | "):
         assert re.search(rf"(?<!\w){re.escape(word)}(?!\w)", str(caught.value)), (
             f"no {word!r} in: {caught.value}"
         )

@@ -61,21 +61,15 @@ class TestClaim2FirstOrderEquality:
 
     @pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
     @pytest.mark.parametrize("rayleigh", [False, True], ids=["paper's eigenvalues", "rayleigh"])
-    @pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
-    @pytest.mark.parametrize(
-        "kind", ["gradient outer product", "definite", "indefinite", "negative definite"]
-    )
-    @pytest.mark.parametrize("n", [2, 6])
-    def test_one_step(
-        self, rotation: Rotation, rayleigh: bool, decay: float, kind: str, n: int
-    ) -> None:
-        S = random_full(n)
-        g = torch.randn(n)
+    @pytest.mark.parametrize("decay", [0.0, 1.0])
+    @pytest.mark.parametrize("kind", ["gradient outer product", "indefinite", "negative definite"])
+    def test_one_step(self, rotation: Rotation, rayleigh: bool, decay: float, kind: str) -> None:
+        S = random_full(6)
+        g = torch.randn(6)
         H = {
             "gradient outer product": torch.outer(g, g),
-            "definite": random_spd(n),
-            "indefinite": random_symmetric(n),
-            "negative definite": -random_spd(n),
+            "indefinite": random_symmetric(6),
+            "negative definite": -random_spd(6),
         }[kind]
 
         def error(lr: float) -> float:
@@ -87,26 +81,6 @@ class TestClaim2FirstOrderEquality:
                 turning=Turning(rotation=rotation, rayleigh=rayleigh),
             )
             return float((new.dense() - ((1 - lr * decay) * S.dense() + lr * H)).norm())
-
-        assert order_of(error) == pytest.approx(2, abs=0.1)
-
-    @pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
-    @pytest.mark.parametrize("decay", [0.0, 1.0])
-    def test_one_truncated_step(self, rotation: Rotation, decay: float) -> None:
-        S, g = random_full(6), torch.randn(6)
-
-        def error(lr: float) -> float:
-            new = update(
-                S,
-                OuterProducts(g[None]),
-                lr=lr,
-                decay=decay,
-                turning=Turning(rotation=rotation),
-                positive=truncated_exp,
-            )
-            return float(
-                (new.dense() - ((1 - lr * decay) * S.dense() + lr * torch.outer(g, g))).norm()
-            )
 
         assert order_of(error) == pytest.approx(2, abs=0.1)
 

@@ -16,11 +16,11 @@ from eigenstep.core.curvature import Dense, OuterProducts
 from eigenstep.core.matrices import Diagonal, Full, Kronecker
 from eigenstep.core.sources import gradient_outer_product, hessian
 from eigenstep.core.step import (
+    ROTATIONS,
     Rotation,
     Turning,
     bounded,
     cayley,
-    exp,
     moore_penrose,
     normalized,
     truncated_cayley,
@@ -32,9 +32,6 @@ from .cases import (
     random_diagonal,
     random_full,
     random_kronecker,
-    random_orthogonal,
-    random_spd,
-    random_symmetric,
     spread_eigs,
 )
 
@@ -141,60 +138,25 @@ class TestNewton:
         close(S.dense(), H)
         close(S.solve(g), torch.linalg.solve(H, g))
 
-    def test_indefinite_hessian_keeps_the_matrix_positive(self) -> None:
-        H = torch.diag(torch.tensor([-3.0, 0.0, 2.0]))
-        S = Full(torch.eye(3), torch.ones(3))
-        for _ in range(50):
-            S = update(S, Dense(H), lr=1.0, decay=1.0)
-            assert (S.eigs > 0).all()
-        close(S.eigs[2], torch.tensor(2.0))
-
-
-ROTATIONS: dict[str, Rotation] = {
-    "bounded": bounded,
-    "pairwise": partial(bounded, pairwise=True),
-    "moore_penrose": moore_penrose,
-    "normalized": normalized,
-}
-
 
 class TestKroneckerContainsTheOthers:
-    @pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
+    @pytest.mark.parametrize("rotation", ROTATIONS)
     @pytest.mark.parametrize("decay", [0.0, 1.0])
-    @pytest.mark.parametrize("positive", [exp, truncated_exp])
-    @pytest.mark.parametrize("rayleigh", [False, True])
-    def test_one_full_factor_is_full(
-        self,
-        rotation: Rotation,
-        decay: float,
-        positive: Callable[[Tensor, Tensor], Tensor],
-        rayleigh: bool,
-    ) -> None:
+    def test_one_full_factor_is_full(self, rotation: str, decay: float) -> None:
         full = random_full(5)
         kronecker = Kronecker(torch.tensor(1.0), (full,)).normalized()
         for _ in range(5):
-            curvature = OuterProducts(torch.randn(2, 5))
             step = partial(
                 update,
-                curvature=curvature,
+                curvature=OuterProducts(torch.randn(2, 5)),
                 lr=0.1,
                 decay=decay,
                 damping=0.01,
-                turning=Turning(rotation=rotation, rayleigh=rayleigh),
+                turning=Turning(rotation),
             )
-            full = step(full, positive=positive)
-            kronecker = step(kronecker, positive=positive)
+            full, kronecker = step(full), step(kronecker)
             close(kronecker.dense(), full.dense())
             close(kronecker.factors[0].basis, full.basis)  # type: ignore[union-attr]
-
-    def test_one_diagonal_factor_is_diagonal(self) -> None:
-        diagonal = random_diagonal(5)
-        kronecker = Kronecker(torch.tensor(1.0), (diagonal,)).normalized()
-        for _ in range(5):
-            curvature = OuterProducts(torch.randn(2, 5))
-            diagonal = update(diagonal, curvature, lr=0.1, damping=0.1)
-            kronecker = update(kronecker, curvature, lr=0.1, damping=0.1)
-            close(kronecker.spectrum, diagonal.eigs)
 
     @pytest.mark.parametrize("kind", ["full", "diagonal"])
     def test_identity_factors_average_over_their_axes(self, kind: str) -> None:
@@ -252,47 +214,22 @@ class TestPapersBoxesToTheLetter:
 
     STEPS = 10
 
-    @pytest.mark.parametrize("gamma", [0.0, 1.0])
-    def test_full_matrix(self, gamma: float) -> None:
-        """Top box of the figure with the update schemes."""
+    @pytest.mark.parametrize(
+        ("gamma", "lam", "positive"),
+        [(0.0, 0.0, "exp"), (1.0, 0.0, "exp"), (1.0, 0.02, "truncated_exp")],
+    )
+    def test_full_matrix(self, gamma: float, lam: float, positive: str) -> None:
+        """Top box of the figure with the update schemes, right box of that with truncated maps."""
         beta, S = 0.05, random_full(5)
         B, d = S.basis, S.eigs
+        options = {"decay": gamma, "damping": lam, "turning": Turning("moore_penrose")}
         for _ in range(self.STEPS):
             g = torch.randn(5)
             W = B.T @ torch.outer(g, g) @ B
-            B, d = (
-                B @ papers_cayley(beta / 2 * skew_tril(papers_u(W, d))),
-                d * torch.exp(beta / d * (-gamma * d + W.diag())),
-            )
-            S = update(
-                S,
-                gradient_outer_product(g),
-                lr=beta,
-                decay=gamma,
-                turning=Turning(rotation=moore_penrose),
-            )
-            close(S.basis, B)
-            close(S.eigs, d)
-
-    def test_truncated_full_matrix(self) -> None:
-        """Right box of the figure that compares full-matrix schemes, with damping."""
-        beta, gamma, lam, S = 0.05, 1.0, 0.02, random_full(5)
-        B, d = S.basis, S.eigs
-        for _ in range(self.STEPS):
-            g = torch.randn(5)
-            W = B.T @ torch.outer(g, g) @ B
-            B, d = (
-                B @ papers_cayley(beta / 2 * skew_tril(papers_u(W, d))),
-                (1 - gamma * beta) * d + beta * (W.diag() + lam),
-            )
-            S = update(
-                S,
-                gradient_outer_product(g),
-                lr=beta,
-                damping=lam,
-                turning=Turning(rotation=moore_penrose),
-                positive=truncated_exp,
-            )
+            B = B @ papers_cayley(beta / 2 * skew_tril(papers_u(W, d)))
+            h = -gamma * d + W.diag() + lam
+            d = d + beta * h if lam else d * torch.exp(beta / d * h)
+            S = update(S, gradient_outer_product(g), lr=beta, positive=positive, **options)
             close(S.basis, B)
             close(S.eigs, d)
 
@@ -399,30 +336,9 @@ class TestFixedPoints:
             new = update(S, Dense(S.dense()), lr=0.3, turning=Turning(rotation=rotation))
             close(new.dense(), S.dense())
 
-    @pytest.mark.parametrize("rayleigh", [False, True])
-    @pytest.mark.parametrize("pairwise", [False, True])
-    def test_constant_curvature_is_learned(self, rayleigh: bool, pairwise: bool) -> None:
-        H = random_spd(8)
-        S = Full(random_orthogonal(8), torch.ones(8))
-        for _ in range(600):
-            S = update(
-                S,
-                Dense(H),
-                lr=0.2,
-                turning=Turning(rotation=partial(bounded, pairwise=pairwise), rayleigh=rayleigh),
-            )
-        close(S.dense(), H)
-
     def test_kronecker_learns_a_kronecker_product(self) -> None:
         H = random_kronecker([3, 4]).dense()
         S = Kronecker.identity([3, 4])
         for _ in range(600):
             S = update(S, Dense(H), lr=0.2)
         close(S.dense(), H)
-
-    def test_indefinite_curvature_without_decay_shrinks_where_negative(self) -> None:
-        S, H = random_full(4), random_symmetric(4) - 3 * torch.eye(4)
-        assert torch.linalg.eigvalsh(H).max() < 0
-        new = update(S, Dense(H), lr=0.1, decay=0.0)
-        assert torch.linalg.eigvalsh(S.dense() - new.dense()).sum() > 0
-        assert (new.eigs > 0).all()
