@@ -70,7 +70,7 @@ class SPD(ABC):
 
     @abstractmethod
     def to(self: Self, target: torch.dtype | torch.device | str) -> Self:
-        """Return a copy in another format or on another device; eigenvalues stay float32 or more."""
+        """Return a copy in another format or on another device; half is for bases only."""
 
     def matmul(self, x: Tensor, power: float = 1.0) -> Tensor:
         """Return ``S^power x`` of events, shape ``(*lead, *batch, *sizes)``."""
