@@ -110,7 +110,7 @@ def test_a_refused_run_deletes_nothing(tmp_path, tiny, refused):
         ("[model_option]\ndepth = {a = 1}", "model_option depth must be a number, a text"),
         ("[option]\nroot = nan", "option root must be finite"),
         (f"lr = 0x{'f' * 6000}", "lr must have at most 64 bits, got a number of 24000"),
-        (f"seed = {2**40}", "seed must be at most 4294967295"),
+        (f"seed = {2**40}", "seed must be between 0 and 4294967295"),
         ("a = " + "[" * 100_000, "cannot be read as TOML"),
     ],
 )

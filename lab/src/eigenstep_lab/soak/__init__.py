@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import multiprocessing
 import os
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..console import LARGEST_SEED, UserError, between, print_table
+from ..processes import Call, call_all
 from .files import damage_files
 from .plans import draw
 from .searches import search
@@ -91,11 +90,8 @@ def run(args: argparse.Namespace) -> None:
     if not args.minutes > 0:
         raise UserError(f"--minutes must be greater than 0, got {args.minutes}")
     counts, failures = soak(args.seed, args.minutes, args.jobs)
-    print_table(
-        f"Soak, seed {args.seed}",
-        ("what", "count"),
-        [(name, f"{n:,}") for name, n in sorted(counts.items())],
-    )
+    rows = [(name, f"{count:,}") for name, count in sorted(counts.items())]
+    print_table(f"Soak, seed {args.seed}", ("what", "count"), rows)
     if failures:
         for failure in failures:
             print(f"configuration {failure.number}: {failure.error}")
@@ -114,33 +110,16 @@ def soak(seed: int, minutes: float, jobs: int) -> tuple[Counter[str], list[Failu
     counts: Counter[str] = Counter()
     failures: list[Failure] = []
 
-    def wanted() -> bool:
-        return time.monotonic() < end and len(failures) < ENOUGH
+    def rounds() -> Iterator[Call[None]]:
+        for start in itertools.count(0, ROUND):
+            if time.monotonic() >= end or len(failures) >= ENOUGH:
+                return
+            yield None, (seed, range(start, start + ROUND))
 
-    for more, broken in _rounds(seed, jobs, wanted):
+    for _, (more, broken) in call_all(attempt, rounds(), jobs):
         counts.update(more)
         failures.extend(broken)
     return counts, failures
-
-
-def _rounds(
-    seed: int, jobs: int, wanted: Callable[[], bool]
-) -> Iterator[tuple[Counter[str], list[Failure]]]:
-    numbers = (range(start, start + ROUND) for start in itertools.count(0, ROUND))
-    if jobs == 1:
-        while wanted():
-            yield attempt(seed, next(numbers))
-        return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running: set[Future[tuple[Counter[str], list[Failure]]]] = set()
-        while wanted() or running:
-            while wanted() and len(running) < 2 * jobs:
-                running.add(pool.submit(attempt, seed, next(numbers)))
-            done, running = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
-            if not wanted():  # what waits for its turn is not begun any more
-                running = {future for future in running if not future.cancel()}
-            for future in done:
-                yield future.result()
 
 
 def begin(seed: int, number: int) -> tuple[str, np.random.Generator]:
@@ -162,11 +141,14 @@ def attempt(seed: int, numbers: range) -> tuple[Counter[str], list[Failure]]:
         try:
             counts.update(KINDS[kind][0](chance))
         except Exception as error:
-            size, told = 0, kind
+            size = 0
+            described = kind
             if kind == "train":
                 plan = draw(begin(seed, number)[1])
-                size, told = sum(stream.numel() for stream in plan.streams), plan.describe()
+                size = sum(stream.numel() for stream in plan.streams)
+                described = plan.describe()
             said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            failures.append(Failure(number, size, said, f"{traceback.format_exc()}{told}"))
+            story = f"{traceback.format_exc()}{described}"
+            failures.append(Failure(number, size, said, story))
         counts.update({"configurations": 1, f"configurations: {kind}": 1})
     return counts, failures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,16 @@ LARGEST_STEP = 3.0
 """Largest root mean square of a step, in learning rates or AdamW's largest steps."""
 LARGEST_MOVE = 3.0
 """Largest root mean square of a matrix's whole move, in moves of AdamW with the same betas."""
+
+
+COUNTED = (
+    "steps",
+    "kills",
+    "steps left out",
+    "steps without old bases",
+    "moves compared with AdamW",
+)
+"""What a plan's counts are of."""
 
 
 class Training:
@@ -55,17 +66,15 @@ class Training:
             for ours, theirs in zip(self.weights, weights, strict=True):
                 ours.copy_(theirs)
 
+    def copied(self) -> list[Tensor]:
+        """Return the weights as they are now."""
+        return [weight.detach().clone() for weight in self.weights]
+
     def saved(self, bases: bool = True) -> list[Any]:
         """Write everything that training needs to go on to a file; return its content."""
         file = io.BytesIO()
-        torch.save(
-            [
-                self.taken,
-                [w.detach() for w in self.weights],
-                self.optimizer.state_dict(bases=bases),
-            ],
-            file,
-        )
+        weights = [weight.detach() for weight in self.weights]
+        torch.save([self.taken, weights, self.optimizer.state_dict(bases=bases)], file)
         file.seek(0)
         content: list[Any] = torch.load(file, weights_only=True)
         for group in content[-1]["param_groups"]:
@@ -84,9 +93,8 @@ class Training:
     def step(self, number: int) -> bool:
         """Take a step, and tell whether there was one to take."""
         plan = self.plan
-        for weight, stream, missing in zip(
-            self.weights, plan.streams, plan.missing[number], strict=True
-        ):
+        gradients = zip(self.weights, plan.streams, plan.missing[number], strict=True)
+        for weight, stream, missing in gradients:
             weight.grad = None if missing else stream[number].clone()
         there = [weight for weight in self.weights if weight.grad is not None]
         broken = bool(there) and plan.broken[number] != 0
@@ -98,11 +106,8 @@ class Training:
         try:
             self.optimizer.step()
         except ValueError as error:
-            if (
-                not broken
-                or plan.options["nonfinite"] != "raise"
-                or "nothing was changed" not in str(error)
-            ):
+            expected = broken and plan.options["nonfinite"] == "raise"
+            if not expected or "nothing was changed" not in str(error):
                 raise
         if broken:
             check(
@@ -136,54 +141,66 @@ def train(chance: np.random.Generator) -> dict[str, int]:
     """Train as one random plan says, undisturbed and with kills; return what was done."""
     plan = draw(chance)
     try:
-        undisturbed = Training(plan)
+        trial = Trial(plan)
     except ValueError:  # options that do not go together are refused when they are given
         return {"options refused": 1}
-    disturbed, light = Training(plan), None
-    counts = dict.fromkeys(
-        (
-            "steps",
-            "kills",
-            "steps left out",
-            "steps without old bases",
-            "moves compared with AdamW",
-        ),
-        0,
-    )
-    adam = _Adam(plan, undisturbed.rates) if plan.bounded else None
     for number in range(len(plan.missing)):
+        trial.step(number)
+    return trial.finish()
+
+
+class Trial:
+    """A plan, trained undisturbed, with kills, and from a checkpoint without bases."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Begin all of them."""
+        self.plan = plan
+        self.undisturbed, self.disturbed = Training(plan), Training(plan)
+        self.light: Training | None = None
+        self.adam = _Adam(plan, self.undisturbed.rates) if plan.bounded else None
+        self.counts = Counter(dict.fromkeys(COUNTED, 0))
+
+    def step(self, number: int) -> None:
+        """Take one step of each, and check it."""
+        plan = self.plan
         if number == plan.light:
-            light = Training.restored(plan, undisturbed.saved(bases=False))
-        before = [w.detach().clone() for w in undisturbed.weights]
-        moved = undisturbed.step(number)
-        counts["steps" if moved else "steps left out"] += 1
-        _check_finite(undisturbed, number)
-        if adam is not None and moved:
-            adam.step(undisturbed)
-            _check_step(adam, before, undisturbed, number)
-        if light is not None:
-            before = [w.detach().clone() for w in light.weights]
-            counts["steps without old bases"] += light.step(number)
-            _check_finite(light, number)
-            if adam is not None:
-                _check_step(adam, before, light, number)
+            self.light = Training.restored(plan, self.undisturbed.saved(bases=False))
+        before = self.undisturbed.copied()
+        moved = self.undisturbed.step(number)
+        self.counts["steps" if moved else "steps left out"] += 1
+        _check_finite(self.undisturbed, number)
+        if self.adam is not None and moved:
+            self.adam.step(self.undisturbed)
+            _check_step(self.adam, before, self.undisturbed, number)
+        self._step_light(number)
         if number in plan.kills:
-            disturbed = Training.restored(plan, disturbed.saved())
-            counts["kills"] += 1
-        disturbed.step(number)
-    if adam is not None:
-        counts["moves compared with AdamW"] = adam.compare(undisturbed)
-    check(
-        same(undisturbed.saved(), disturbed.saved()),
-        f"a training that was killed at {sorted(plan.kills)} differs",
-    )
-    for weight, missing in zip(undisturbed.weights, plan.missing.T, strict=True):
-        had_gradients = bool((~missing & (plan.broken == 0)).any())
+            self.disturbed = Training.restored(plan, self.disturbed.saved())
+            self.counts["kills"] += 1
+        self.disturbed.step(number)
+
+    def _step_light(self, number: int) -> None:
+        if self.light is None:
+            return
+        before = self.light.copied()
+        self.counts["steps without old bases"] += self.light.step(number)
+        _check_finite(self.light, number)
+        if self.adam is not None:
+            _check_step(self.adam, before, self.light, number)
+
+    def finish(self) -> dict[str, int]:
+        """Compare what came out, and return what was done."""
+        plan, undisturbed = self.plan, self.undisturbed
+        if self.adam is not None:
+            self.counts["moves compared with AdamW"] = self.adam.compare(undisturbed)
         check(
-            not had_gradients or bool(undisturbed.optimizer.state.get(weight)),
-            "a parameter with gradients has no state",
+            same(undisturbed.saved(), self.disturbed.saved()),
+            f"a training that was killed at {sorted(plan.kills)} differs",
         )
-    return counts
+        for weight, missing in zip(undisturbed.weights, plan.missing.T, strict=True):
+            had_gradients = bool((~missing & (plan.broken == 0)).any())
+            has_state = bool(undisturbed.optimizer.state.get(weight))
+            check(has_state or not had_gradients, "a parameter with gradients has no state")
+        return dict(self.counts)
 
 
 def _check_finite(training: Training, number: int) -> None:
@@ -228,43 +245,34 @@ class _Adam:
             for weight, rate in zip(self.weights, rates, strict=True)
         ]
         self.optimizer = torch.optim.AdamW(groups, betas=plan.betas, eps=1e-300, weight_decay=0.0)
-        self.farthest = [0.0 for _ in self.weights]
-        self.theirs = [0.0 for _ in self.weights]
-        self.largest = [0.0 for _ in self.weights]
-        self.way = [0.0 for _ in self.weights]
+        zeros = [0.0 for _ in self.weights]
+        self.farthest, self.theirs, self.largest, self.way = (list(zeros) for _ in range(4))
 
     def step(self, training: Training) -> None:
         """Take a step with a training's gradients; note how far both have come."""
         most = torch.finfo(torch.float32).max ** 0.5 / 16
         for weight, same in zip(self.weights, training.weights, strict=True):
             weight.grad = None if same.grad is None else same.grad.double()
-            has_basis = any(
-                name.startswith("basis") for name in training.optimizer.state.get(same, {})
-            )
+            names = training.optimizer.state.get(same, {})
+            has_basis = any(name.startswith("basis") for name in names)
             if weight.grad is not None and not has_basis:
                 weight.grad.clamp_(-most, most)
         before = [weight.detach().clone() for weight in self.weights]
         self.optimizer.step()
         for index, start in enumerate(self.plan.start):
-            length = rms(self.weights[index].detach() - before[index])
-            self.largest[index], self.way[index] = (
-                max(self.largest[index], length),
-                self.way[index] + length,
-            )
-            self.farthest[index] = max(
-                self.farthest[index], rms(self.weights[index].detach() - start.double())
-            )
+            ours = self.weights[index].detach()
+            length = rms(ours - before[index])
+            self.largest[index] = max(self.largest[index], length)
+            self.way[index] += length
+            self.farthest[index] = max(self.farthest[index], rms(ours - start.double()))
             move = rms(training.weights[index].detach().double() - start.double())
             self.theirs[index] = max(self.theirs[index], move)
 
     def compare(self, training: Training) -> int:
         """Check that no matrix went farther than AdamW did, or than its whole way."""
         for index, (ours, adams) in enumerate(zip(self.theirs, self.farthest, strict=True)):
-            rounding = (
-                len(self.plan.missing)
-                * torch.finfo(self.plan.dtype).eps
-                * rms(self.plan.start[index])
-            )
+            eps = torch.finfo(self.plan.dtype).eps
+            rounding = len(self.plan.missing) * eps * rms(self.plan.start[index])
             check(
                 ours <= max(LARGEST_MOVE * adams, self.way[index]) + rounding,
                 f"weights {index} of shape {tuple(self.plan.start[index].shape)} move by "

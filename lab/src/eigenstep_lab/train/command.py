@@ -51,32 +51,35 @@ def run(args: argparse.Namespace) -> None:
     chosen = settings.from_arguments(args)
     directory = chosen.place(ROOT)
     leads = os.environ.get("RANK", "0") == "0"
-    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    fresh = args.fresh and not again
+    fresh = args.fresh and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if leads:
         goes_on = checkpoint.list_checkpoints(directory) and not fresh
         print(f"{'Going on with' if goes_on else 'Starting'} the run in {directory}", flush=True)
+    bar = progress(shown=leads)
+    line = bar.add_task(chosen.optimizer, total=None)
+
+    def advance(step: int, steps: int, loss: float) -> None:
+        shown = f" loss {loss:.3f}" if math.isfinite(loss) else ""
+        bar.update(line, completed=step, total=steps, description=chosen.optimizer + shown)
+
     try:
-        with progress(shown=leads) as bar, asked_to_stop() as stop:
-            line = bar.add_task(chosen.optimizer, total=None)
-
-            def advance(step: int, steps: int, loss: float) -> None:
-                shown = f" loss {loss:.3f}" if math.isfinite(loss) else ""
-                bar.update(line, completed=step, total=steps, description=chosen.optimizer + shown)
-
+        with bar, asked_to_stop() as stop:
             result = train(
                 chosen, directory, command=args.command, on_step=advance, stop=stop, fresh=fresh
             )
+        check_finished(result)
     except KeyboardInterrupt:
         if leads:
             explain_interruption(directory, args.command)
         raise
-    if result.step < result.steps:
-        if leads:
-            explain_interruption(directory, args.command)
-        raise KeyboardInterrupt
     if leads:
         show(result, directory)
+
+
+def check_finished(result: Result) -> None:
+    """Interrupt a run that was asked to stop before its last step."""
+    if result.step < result.steps:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

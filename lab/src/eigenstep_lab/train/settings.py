@@ -10,6 +10,7 @@ import json
 import math
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,16 @@ LONGEST = 1e12
 """Most steps or epochs of a duration."""
 PRECISION_OPTIONS = ("basis_dtype", "state_dtype")
 """Options of our optimizers that belong to the precision of a run."""
+RANGES: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("size", "length", "interval", "batch", "accumulate"), (1, math.inf)),
+    **dict.fromkeys(("mixup", "cutmix", "lr", "weight_decay", "test_batches"), (0, math.inf)),
+    **dict.fromkeys(("threads", "workers"), (0, MOST_THREADS)),
+    "seed": (0, LARGEST_SEED),
+    "label_smoothing": (0, 0.999),
+    "floor": (0, 1),
+    "crop": (1e-6, 1),
+}
+"""The least and the largest value of settings that are numbers."""
 DURATIONS = ("train_for", "warmup", "evaluate_every", "log_every", "checkpoint_every")
 
 
@@ -109,35 +120,6 @@ class Settings:
         """Check every setting on its own."""
         for setting in dataclasses.fields(self):
             _check(setting, getattr(self, setting.name))
-        for name in ("size", "length", "interval", "batch", "accumulate"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in (
-            "mixup",
-            "cutmix",
-            "lr",
-            "weight_decay",
-            "test_batches",
-            "threads",
-            "workers",
-            "seed",
-        ):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name, most in (
-            ("threads", MOST_THREADS),
-            ("workers", MOST_THREADS),
-            ("seed", LARGEST_SEED),
-        ):
-            if getattr(self, name) > most:
-                raise UserError(f"{name} must be at most {most}, got {getattr(self, name)}")
-        for name, top in (("label_smoothing", 0.999), ("floor", 1.0), ("crop", 1.0)):
-            if not 0 <= getattr(self, name) <= top:
-                raise UserError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
-        if self.crop == 0:
-            raise UserError(
-                "crop must be greater than 0: it is the smallest area of a part of a picture"
-            )
         if self.batch % self.accumulate:
             raise UserError(
                 f"accumulate must divide batch, got batch {self.batch} in {self.accumulate} parts"
@@ -179,17 +161,26 @@ class Settings:
 
 
 def _check(setting: dataclasses.Field[Any], value: Any) -> None:
-    kind = type(setting.metadata["default"])
-    if not isinstance(value, (int, float) if kind is float else kind) or isinstance(
-        value, bool
-    ) != (kind is bool):
+    declared = setting.metadata
+    kind = type(declared["default"])
+    fits = isinstance(value, (int, float) if kind is float else kind)
+    if not fits or isinstance(value, bool) != (kind is bool):
         raise UserError(f"{setting.name} must be of type {kind.__name__}, got {value!r}")
     options = value if isinstance(value, dict) else {"": value}
     for name, item in options.items():
         _check_plain(f"{setting.name} {name}".strip(), item)
-    choices = setting.metadata.get("choices")
+    choices = declared.get("choices")
     if choices and value not in choices:
         raise UserError(f"{setting.name} must be one of {', '.join(choices)}, got {value!r}")
+    if setting.name in RANGES:
+        _check_range(setting.name, value, *RANGES[setting.name])
+
+
+def _check_range(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        top = f"between {least:.10g} and {most:.10g}"
+        wanted = top if math.isfinite(most) else f"at least {least:.10g}"
+        raise UserError(f"{name} must be {wanted}, got {value}")
 
 
 def _check_plain(name: str, value: Any) -> None:
@@ -246,21 +237,18 @@ def add_arguments(parser: argparse.ArgumentParser, root: str = "runs/train") -> 
         default, choices = setting.metadata["default"], setting.metadata.get("choices")
         flag = "--" + setting.name.replace("_", "-")
         # Without defaults here, what was given can be told from what was not.
-        common: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS}
-        common["help"] = setting.metadata["help"].replace("{root}", root)
+        told = setting.metadata["help"].replace("{root}", root)
+        common: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS, "help": told}
         if isinstance(default, dict):
             parser.add_argument(flag, action="append", metavar="NAME=VALUE", type=_pair, **common)
         elif isinstance(default, bool):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
         else:
-            shown = "" if default == "" else f" (default: {default})"
-            common["help"] += (f": {', '.join(choices)}" if choices else "") + shown
-            kinds = {
-                int: "N",
-                float: "X",
-                str: "DURATION" if setting.name in DURATIONS else setting.name.upper(),
-            }
-            parser.add_argument(flag, type=type(default), metavar=kinds[type(default)], **common)
+            common["help"] += f": {', '.join(choices)}" if choices else ""
+            common["help"] += "" if default == "" else f" (default: {default})"
+            text = "DURATION" if setting.name in DURATIONS else setting.name.upper()
+            metavar = {int: "N", float: "X"}.get(type(default), text)
+            parser.add_argument(flag, type=type(default), metavar=metavar, **common)
 
 
 def _pair(text: str) -> tuple[str, Any]:
@@ -268,10 +256,10 @@ def _pair(text: str) -> tuple[str, Any]:
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
     constants = {"true": True, "false": False, "none": None}
+    if value.lower() in constants:
+        return name, constants[value.lower()]
     try:
-        return name, constants[value.lower()] if value.lower() in constants else ast.literal_eval(
-            value
-        )
+        return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
 
@@ -283,9 +271,8 @@ def from_arguments(args: argparse.Namespace) -> Settings:
     given = {name: value for name, value in vars(args).items() if name in names}
     for chosen, options in (("optimizer", "option"), ("model", "model_option")):
         name = given.get(chosen, settings.get(chosen))
-        if name != settings.get(
-            chosen
-        ):  # options were meant for another one, but for those of the precision
+        # Options were meant for another one, but for those of the precision.
+        if name != settings.get(chosen):
             ours = chosen == "optimizer" and str(name).startswith("spectral")
             old = settings.pop(options, {})
             settings[options] = {
@@ -300,25 +287,8 @@ def read_config(source: str) -> dict[str, Any]:
 
     With `base = "..."` it changes some settings of another one that comes with the package.
     """
-    if sys.version_info < (3, 11):
-        raise UserError(
-            "--config needs Python 3.11 or newer, whose library reads TOML; use command-line "
-            "options"
-        )
-    import tomllib
-
-    path = Path(source)
-    if not path.is_file():
-        path = CONFIGS / f"{source}.toml"
-    try:
-        settings: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        shipped = ", ".join(sorted(known.stem for known in CONFIGS.glob("*.toml")))
-        raise UserError(
-            f"no configuration {source!r}: expected a TOML file or one of {shipped}"
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as TOML: {error}") from error
+    path = _find_config(source)
+    settings = _read_toml(path)
     if "base" in settings:
         base = CONFIGS / f"{settings.pop('base')}.toml"
         if not base.is_file() or base.parent != CONFIGS:
@@ -326,7 +296,7 @@ def read_config(source: str) -> dict[str, Any]:
                 f"{path}: base must name a configuration that comes with the package, got "
                 f"{base.stem!r}"
             )
-        settings = {**tomllib.loads(base.read_text(encoding="utf-8")), **settings}
+        settings = {**_read_toml(base), **settings}
     unknown = sorted(set(settings) - {setting.name for setting in dataclasses.fields(Settings)})
     if unknown:
         raise UserError(
@@ -337,3 +307,23 @@ def read_config(source: str) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     return settings
+
+
+def _find_config(source: str) -> Path:
+    for path in (Path(source), CONFIGS / f"{source}.toml"):
+        if path.is_file():
+            return path
+    shipped = ", ".join(sorted(known.stem for known in CONFIGS.glob("*.toml")))
+    raise UserError(f"no configuration {source!r}: expected a TOML file or one of {shipped}")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    if sys.version_info < (3, 11):
+        raise UserError("--config needs Python 3.11 or newer, whose library reads TOML")
+    import tomllib
+
+    try:
+        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as TOML: {error}") from error
+    return content

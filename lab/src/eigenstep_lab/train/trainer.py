@@ -12,9 +12,11 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,14 +102,8 @@ class Run:
         inputs, targets = self._on_device(batch)
         if settings.mixup or settings.cutmix:
             random = chance(settings.seed, MIX, number)
-            inputs, targets = mix(
-                inputs,
-                targets,
-                self.feed.classes,
-                random,
-                mixup=settings.mixup,
-                cutmix=settings.cutmix,
-            )
+            shares = {"mixup": settings.mixup, "cutmix": settings.cutmix}
+            inputs, targets = mix(inputs, targets, self.feed.classes, random, **shares)
         inputs, targets = self.team.part(inputs), self.team.part(targets)
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
@@ -115,12 +111,8 @@ class Run:
         chunks = zip(range(1, parts + 1), inputs.chunk(parts), targets.chunk(parts), strict=True)
         for part, some_inputs, some_targets in chunks:
             with self.team.accumulating(self.network, last=part == parts):
-                loss = (
-                    cross_entropy(
-                        self._predict(some_inputs), some_targets, settings.label_smoothing
-                    )
-                    / parts
-                )
+                logits = self._predict(some_inputs)
+                loss = cross_entropy(logits, some_targets, settings.label_smoothing) / parts
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         for group, highest in zip(self.optimizer.param_groups, self.highest, strict=True):
@@ -192,130 +184,182 @@ def train(
         # First: settings that do not fit leave no folder, and delete nothing
         run = Run(settings, team, device)
         with folder.occupied(directory) if team.leads else contextlib.nullcontext():
+            if team.leads and fresh:
+                folder.delete_run(directory)
             if team.leads:
-                if fresh:
-                    folder.delete_run(directory)
                 checkpoint.clean(directory)
             team.wait()
-            return _train(run, directory, command, on_step, stop)
+            training = Training(run, directory)
+            with training.logging():
+                training.take_steps(on_step, stop)
+            return training.finish(command)
 
 
-def _train(
-    run: Run,
-    directory: Path,
-    command: str,
-    on_step: Callable[[int, int, float], None],
-    stop: Callable[[], bool],
-) -> Result:
-    settings, team = run.settings, run.team
-    step, seconds, losses, count = _resume(run, directory)
-    parameters = sum(p.numel() for p in run.model.parameters())
-    tested = (math.nan, math.nan)
-    mean, log = math.nan, RunLog(directory, step) if team.leads else None
-    try:
-        clock = time.perf_counter() - seconds
-        for batch in run.feed.batches(step, run.steps):
-            losses, count, step = losses + run.step(step, batch), count + 1, step + 1
-            last, line = step == run.steps, {}
-            if last or step % run.log_every == 0:
-                mean = float(team.mean(losses)) / count
-                if not math.isfinite(mean):
-                    raise Diverged(
-                        f"training diverged: the loss is {mean} at step {step}; try a lower "
-                        "learning rate"
-                    )
-                line = {"loss": mean, "lr": settings.lr * run.schedule(step - 1)}
-                losses, count = torch.zeros_like(losses), 0
-            seconds = time.perf_counter() - clock
-            if last or step % run.evaluate_every == 0:
-                tested = run.evaluate()
-                line.update(test_loss=tested[0], test_error=tested[1])
-            if line and log is not None:
-                log.write(step, epoch=step / run.feed.per_epoch, **line, seconds=seconds)
-            stopped = team.any(stop(), run.device)
-            if last or stopped or step % run.checkpoint_every == 0:
-                losses = team.mean(losses)
-                _save(run, directory, step, seconds, losses, count)
-            clock = time.perf_counter() - seconds  # testing and saving do not count
-            on_step(step, run.steps, mean)
-            if stopped and not last:
-                return Result(step, run.steps, math.nan, math.nan, seconds, parameters)
-    finally:
-        if log is not None:
-            log.close()
-    if not math.isfinite(tested[0]):  # the run had ended before
-        tested = run.evaluate()
-    result = Result(step, run.steps, *tested, seconds, parameters)
-    weights = run.model.state_dict() if team.size == 1 else parallel.whole_weights(run.network)
-    if team.leads:
-        with atomic_write(directory / "model.pt") as file:
-            torch.save(weights, file)
-        made_by = {"command": command, "eigenstep": __version__, "torch": torch.__version__}
-        write_json(
-            directory / "result.json",
-            {**made_by, "settings": settings.identity(), **asdict(result)},
-        )
-    team.wait()
-    return result
+@dataclass
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        losses: Sum of the losses since the last line of the log, of this process.
+        step: Steps taken.
+        seconds: Time spent on them.
+        count: Number of the losses in the sum.
+    """
+
+    losses: Tensor
+    step: int = 0
+    seconds: float = 0.0
+    count: int = 0
 
 
-def _save(run: Run, directory: Path, step: int, seconds: float, losses: Tensor, count: int) -> None:
+class Training:
+    """A run in its folder."""
+
+    def __init__(self, run: Run, directory: Path) -> None:
+        """Go on from the newest checkpoint in the folder."""
+        self.run, self.directory = run, directory
+        self.progress = _resume(run, directory)
+        self.mean_loss = math.nan
+        self.tested = (math.nan, math.nan)
+        self._log: RunLog | None = None
+
+    @contextlib.contextmanager
+    def logging(self) -> Iterator[None]:
+        """Keep the log open; only the process that leads writes one."""
+        if not self.run.team.leads:
+            yield
+            return
+        self._log = RunLog(self.directory, self.progress.step)
+        try:
+            yield
+        finally:
+            self._log.close()
+
+    def take_steps(
+        self, on_step: Callable[[int, int, float], None], stop: Callable[[], bool]
+    ) -> None:
+        """Take steps until the last one or until one is asked to stop; log, test and save."""
+        run, now = self.run, self.progress
+        clock = time.perf_counter() - now.seconds
+        for batch in run.feed.batches(now.step, run.steps):
+            now.losses = now.losses + run.step(now.step, batch)
+            now.step += 1
+            now.count += 1
+            line = self._average() if self._is_due(run.log_every) else {}
+            now.seconds = time.perf_counter() - clock
+            if self._is_due(run.evaluate_every):
+                self.tested = run.evaluate()
+                line.update(test_loss=self.tested[0], test_error=self.tested[1])
+            if line and self._log is not None:
+                epoch = now.step / run.feed.per_epoch
+                self._log.write(now.step, epoch=epoch, **line, seconds=now.seconds)
+            stopped = run.team.any(stop(), run.device)
+            if stopped or self._is_due(run.checkpoint_every):
+                now.losses = run.team.mean(now.losses)
+                _save(run, self.directory, now)
+            clock = time.perf_counter() - now.seconds  # testing and saving do not count
+            on_step(now.step, run.steps, self.mean_loss)
+            if stopped:
+                return
+
+    def _is_due(self, every: int) -> bool:
+        return self.progress.step == self.run.steps or self.progress.step % every == 0
+
+    def _average(self) -> dict[str, float]:
+        """Return the columns of the log for the losses since its last line, and forget these."""
+        run, now = self.run, self.progress
+        self.mean_loss = float(run.team.mean(now.losses)) / now.count
+        if not math.isfinite(self.mean_loss):
+            raise Diverged(
+                f"training diverged: the loss is {self.mean_loss} at step {now.step}; try a lower "
+                "learning rate"
+            )
+        now.losses = torch.zeros_like(now.losses)
+        now.count = 0
+        return {"loss": self.mean_loss, "lr": run.settings.lr * run.schedule(now.step - 1)}
+
+    def finish(self, command: str) -> Result:
+        """Write weights and result if all steps are taken, and return the result."""
+        run, now, team = self.run, self.progress, self.run.team
+        parameters = sum(p.numel() for p in run.model.parameters())
+        if now.step < run.steps:
+            return Result(now.step, run.steps, math.nan, math.nan, now.seconds, parameters)
+        if not math.isfinite(self.tested[0]):  # the run had ended before
+            self.tested = run.evaluate()
+        result = Result(now.step, run.steps, *self.tested, now.seconds, parameters)
+        weights = run.model.state_dict() if team.size == 1 else parallel.whole_weights(run.network)
+        if team.leads:
+            with atomic_write(self.directory / "model.pt") as file:
+                torch.save(weights, file)
+            made_by = {"command": command, "eigenstep": __version__, "torch": torch.__version__}
+            content = {**made_by, "settings": run.settings.identity(), **asdict(result)}
+            write_json(self.directory / "result.json", content)
+        team.wait()
+        return result
+
+
+def _save(run: Run, directory: Path, now: Progress) -> None:
     team = run.team
-    progress = {"step": step, "seconds": seconds, "losses": losses.cpu(), "count": count}
-    progress["settings"] = json.dumps(run.settings.identity())
+    progress = {"step": now.step, "seconds": now.seconds, "losses": now.losses.cpu()}
+    progress |= {"count": now.count, "settings": json.dumps(run.settings.identity())}
     if team.splits(run.optimizer):
-        parallel.save(
-            directory / f"step-{step:09d}.dcp", team, run.network, run.optimizer, progress
-        )
+        path = directory / f"step-{now.step:09d}.dcp"
+        parallel.save(path, team, run.network, run.optimizer, progress)
         if team.leads:
             checkpoint.drop_old(directory)
     elif team.leads:
         state = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
-        checkpoint.save(directory, step, {**progress, **state})
+        checkpoint.save(directory, now.step, {**progress, **state})
     team.wait()
 
 
-def _resume(run: Run, directory: Path) -> tuple[int, float, Tensor, int]:
+def _resume(run: Run, directory: Path) -> Progress:
     """Return how far the run has come."""
-    found = checkpoint.list_checkpoints(directory)
-    if not found:
-        return 0, 0.0, torch.zeros((), device=run.device), 0
-    newest = found[-1]
-    saved = (
-        {"settings": parallel.peek(newest, "settings")}
-        if newest.is_dir()
-        else checkpoint.load(newest)
-    )
+    checkpoints = checkpoint.list_checkpoints(directory)
+    if not checkpoints:
+        return Progress(torch.zeros((), device=run.device))
+    newest = checkpoints[-1]
+    if newest.is_dir():
+        _check_settings(run, newest, parallel.peek(newest, "settings"))
+        read = partial(_read_folder, run, newest)
+    else:
+        content = checkpoint.load(newest)
+        _check_settings(run, newest, content.get("settings"))
+        read = partial(_read_content, run, content)
     try:
-        ours, theirs = run.settings.identity(), dict(json.loads(saved["settings"]))
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise checkpoint.damaged(newest, error) from error
-    changed = [name for name in ours if ours[name] != theirs.get(name)]
-    if changed:
-        details = ", ".join(
-            f"{name} ({theirs.get(name)!r}, now {ours[name]!r})" for name in changed
-        )
-        raise UserError(
-            f"{directory} holds a run with other settings: {details}. "
-            "Choose another --directory, or --fresh to delete that run and begin anew"
-        )
-    try:
-        if newest.is_dir():
-            blank = {"step": 0, "seconds": 0.0, "losses": torch.zeros(()), "count": 0}
-            saved = parallel.load(newest, run.network, run.optimizer, blank)
-        else:
-            parallel.load_whole_weights(run.network, saved["model"])
-            checkpoint.restore(run.optimizer, saved["optimizer"])
-        return (
-            int(saved["step"]),
-            float(saved["seconds"]),
-            saved["losses"].to(run.device),
-            int(saved["count"]),
-        )
+        saved = read()
+        losses = saved["losses"].to(run.device)
+        return Progress(losses, int(saved["step"]), float(saved["seconds"]), int(saved["count"]))
     except UserError:
         raise
     except Exception as error:  # what does not fit the network can make torch raise anything
         raise checkpoint.damaged(newest, error) from error
+
+
+def _check_settings(run: Run, path: Path, text: Any) -> None:
+    """Raise unless a checkpoint is of a run with the same settings."""
+    try:
+        ours, theirs = run.settings.identity(), dict(json.loads(text))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise checkpoint.damaged(path, error) from error
+    changed = [name for name in ours if ours[name] != theirs.get(name)]
+    if changed:
+        details = ", ".join(f"{n} ({theirs.get(n)!r}, now {ours[n]!r})" for n in changed)
+        raise UserError(
+            f"{path.parent} holds a run with other settings: {details}. "
+            "Choose another --directory, or --fresh to delete that run and begin anew"
+        )
+
+
+def _read_folder(run: Run, path: Path) -> dict[str, Any]:
+    blank = {"step": 0, "seconds": 0.0, "losses": torch.zeros(()), "count": 0}
+    return parallel.load(path, run.network, run.optimizer, blank)
+
+
+def _read_content(run: Run, content: dict[str, Any]) -> dict[str, Any]:
+    parallel.load_whole_weights(run.network, content["model"])
+    checkpoint.restore(run.optimizer, content["optimizer"])
+    return content
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:

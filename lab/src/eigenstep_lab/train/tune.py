@@ -19,16 +19,15 @@ import argparse
 import dataclasses
 import json
 import math
-import multiprocessing
 import os
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import optuna
 
 from ..console import UserError, atomic_write, print_table, track, write_json
+from ..processes import Call, call_all
 from . import checkpoint, folder
 from . import settings as settings_module
 from .settings import Settings
@@ -37,8 +36,6 @@ from .trainer import Diverged, Result, Run, train
 
 ROOT = "runs/tune"
 OUTCOME = tuple(field.name for field in dataclasses.fields(Result))
-Plan = tuple[Any, Settings, Path]
-"""A trial of Optuna, its settings and its folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,9 +84,8 @@ def open_study(directory: Path, shared: Settings, objective: str) -> Any:
     path = directory / "journal.log"
     identity = {**shared.identity(), "objective": objective}
     try:
-        storage = optuna.storages.JournalStorage(
-            optuna.storages.journal.JournalFileBackend(str(path))
-        )
+        backend = optuna.storages.journal.JournalFileBackend(str(path))
+        storage = optuna.storages.JournalStorage(backend)
         study = optuna.create_study(storage=storage, study_name="search", load_if_exists=True)
         before = study.user_attrs.get("identity")
     except OSError:
@@ -143,14 +139,9 @@ def distributions(space: Space) -> dict[str, Any]:
 def search(study: Any, shared: Settings, directory: Path, jobs: int, objective: str) -> None:
     """Do the waiting runs, `jobs` at a time, and tell the study how each went."""
     waiting = len(study.get_trials(states=[optuna.trial.TrialState.WAITING]))
-    trials = (study.ask(distributions(space_of(shared))) for _ in range(waiting))
-    planned = (
-        (trial, apply(shared, trial.params), directory / f"run-{trial.user_attrs['run']:04d}")
-        for trial in trials
-    )
-    for trial, outcome in track(
-        outcomes(planned, jobs), f"{shared.optimizer}: {waiting} runs", waiting
-    ):
+    calls = _calls(study, shared, directory, waiting)
+    title = f"{shared.optimizer}: {waiting} runs"
+    for trial, outcome in track(call_all(attempt, calls, jobs), title, waiting):
         value = outcome.get(objective, math.nan)
         if math.isfinite(value):
             trial.set_user_attr("outcome", outcome)
@@ -160,31 +151,12 @@ def search(study: Any, shared: Settings, directory: Path, jobs: int, objective: 
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
 
 
-def outcomes(planned: Iterator[Plan], jobs: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Do each planned run, here or in `jobs` processes; yield outcomes as they come."""
-    if jobs == 1:
-        for trial, settings, directory in planned:
-            yield trial, attempt(settings, directory)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running: dict[Future[dict[str, Any]], Any] = {}
-        try:
-            for trial, settings, directory in planned:
-                running[pool.submit(attempt, settings, directory)] = trial
-                if len(running) == jobs:
-                    yield from _finished(running)
-            while running:
-                yield from _finished(running)
-        except BaseException:
-            for child in multiprocessing.active_children():
-                child.terminate()  # a run can be long, and goes on from its checkpoint
-            raise
-
-
-def _finished(running: dict[Future[dict[str, Any]], Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    done, _ = wait(running, return_when=FIRST_COMPLETED)
-    for future in done:
-        yield running.pop(future), future.result()
+def _calls(study: Any, shared: Settings, directory: Path, count: int) -> Iterator[Call[Any]]:
+    space = distributions(space_of(shared))
+    for _ in range(count):
+        trial = study.ask(space)
+        place = directory / f"run-{trial.user_attrs['run']:04d}"
+        yield trial, (apply(shared, trial.params), place)
 
 
 def attempt(settings: Settings, directory: Path) -> dict[str, Any]:
@@ -208,14 +180,8 @@ def finished(settings: Settings, directory: Path) -> dict[str, Any] | None:
         written = json.loads((directory / "result.json").read_text())
         same = written["settings"] == settings.identity()
         return {name: written[name] for name in OUTCOME} if same else None
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ):  # not there, or damaged: the run is done again
-        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # not there, or damaged: the run is done again
 
 
 def report(study: Any, shared: Settings, directory: Path, objective: str, command: str) -> None:
@@ -231,13 +197,15 @@ def report(study: Any, shared: Settings, directory: Path, objective: str, comman
     rows.append((objective, *(_short(trial.value) for trial in shown)))
     print_table(title, ("", *(f"run {trial.user_attrs['run']}" for trial in shown)), rows)
     best = dataclasses.replace(apply(shared, first.params), directory="")
-    counts = {"finished": len(done), "diverged": diverged}
-    found = {
+    content = {
+        "command": command,
+        "finished": len(done),
+        "diverged": diverged,
         "run": first.user_attrs["run"],
         "outcome": first.user_attrs["outcome"],
         "settings": best.identity(),
     }
-    write_json(directory / "best.json", {"command": command, **counts, **found})
+    write_json(directory / "best.json", content)
     with atomic_write(directory / "best.toml") as file:
         file.write(f"# {title}\n{best.as_toml()}".encode())
     print(f"Train with it: eigenstep train --config {directory / 'best.toml'}")
