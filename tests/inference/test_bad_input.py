@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from eigenstep import Full
 from eigenstep.inference import Gaussian, Supervised, elbo, fit_gaussian
 from eigenstep_lab.problems.regressions import classifier, linear_regression, logistic_regression
 
@@ -26,12 +25,6 @@ X = torch.ones(4, 2, dtype=torch.float64)
             r"targets must be .* shape \(n,\)",
         ),
         (
-            lambda: linear_regression(X, torch.ones(4, 3), noise=1.0),
-            ValueError,
-            r"targets must be .* shape \(n,\)",
-        ),
-        (lambda: linear_regression(X, 1.0, noise=1.0), ValueError, r"targets must be .* got float"),
-        (
             lambda: linear_regression(X, torch.ones(3), noise=1.0),
             ValueError,
             "one entry for each of 4",
@@ -41,11 +34,6 @@ X = torch.ones(4, 2, dtype=torch.float64)
             ValueError,
             "targets must be finite",
         ),
-        (
-            lambda: logistic_regression(X, torch.ones(4, 1)),
-            ValueError,
-            r"targets must be .* shape \(n,\)",
-        ),
         (lambda: logistic_regression(X, torch.full((4,), 0.5)), ValueError, "0 or 1"),
         (
             lambda: logistic_regression(X[0], torch.ones(2)),
@@ -53,9 +41,9 @@ X = torch.ones(4, 2, dtype=torch.float64)
             r"inputs must have shape \(n, d\)",
         ),
         (
-            lambda: classifier(torch.nn.Linear(2, 3), X, torch.ones(4, 1, dtype=torch.int64)),
+            lambda: classifier(torch.nn.Linear(2, 3), X, torch.tensor([0, 1, 2, 3])),
             ValueError,
-            r"targets must be .* shape \(n,\)",
+            "integers from 0 to 2",
         ),
         (
             lambda: Supervised(
@@ -99,21 +87,6 @@ def density(w: Tensor) -> Tensor:
             lambda: fit_gaussian(lambda w: -w, torch.zeros(2)),
             ValueError,
             "log_joint must return one number",
-        ),
-        (
-            lambda: fit_gaussian(density, torch.full((2,), torch.nan)),
-            ValueError,
-            "mean must be finite",
-        ),
-        (
-            lambda: fit_gaussian(density, torch.zeros(2, dtype=torch.int64)),
-            TypeError,
-            "mean must be a real",
-        ),
-        (
-            lambda: fit_gaussian(density, torch.zeros(2), Full.identity(3)),
-            ValueError,
-            "precision must act on",
         ),
         (
             lambda: fit_gaussian(density, torch.zeros(2), curvature="fisher"),

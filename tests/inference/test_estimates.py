@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eigenstep import Dense, Diagonal, Full, OuterProducts
 from eigenstep.core.curvature import project
-from eigenstep.inference import Gaussian, elbo
+from eigenstep.inference import Gaussian
 from eigenstep.inference.estimates import Estimate, combine, estimate
 from eigenstep.inference.gaussian import ONLY
 from eigenstep.inference.models import Target
@@ -69,7 +69,7 @@ def test_what_a_model_gives_is_summed_up(S: Full | Diagonal) -> None:
     torch.testing.assert_close(project(S, found.curvatures[ONLY]), project(S, raw))
 
 
-@pytest.mark.parametrize("source", [*UNBIASED, "gradient-outer-product"])
+@pytest.mark.parametrize("source", ["hessian", "gradient-outer-product"])
 def test_combined_estimates_are_their_mean(source: str) -> None:
     inputs, targets = small_logistic()
     model = logistic_regression(inputs, targets, prior_precision=0.5)
@@ -87,14 +87,6 @@ def test_combined_estimates_are_their_mean(source: str) -> None:
     )
 
 
-def test_the_bound_has_the_error_it_claims() -> None:
-    inputs, targets = small_logistic()
-    model = logistic_regression(inputs, targets, prior_precision=0.5)
-    q = Gaussian.start(torch.zeros(3), 2.0)
-    value, error = elbo(model, q, 4000)
-    assert abs(value - Quadrature(inputs, targets, 0.5).elbo(q.mean, q.covariance())) < 4 * error
-
-
 @pytest.mark.parametrize(
     "source", ["hessian", "reparametrization", "reinforce", "gradient-outer-product"]
 )
@@ -107,23 +99,6 @@ def test_no_noise_at_a_gaussian_posterior(source: str) -> None:
     assert found.error < 1e-12
     assert found.value == pytest.approx(
         0.5 * torch.logdet(H).item() - 2.5 * torch.log(torch.tensor(2 * torch.pi)).item()
-    )
-
-
-def test_gradient_outer_products_away_from_the_posterior() -> None:
-    """For a quadratic, ``E[g g^T] = H S^-1 H`` plus the outer product of the mean gradient."""
-    H, S, center = random_spd(3, 3.0), random_spd(3, 3.0), torch.tensor([0.5, 0.0, -0.5])
-    q = Gaussian.start(torch.zeros(3), Full.from_dense(S))
-    found = estimate(
-        Target(quadratic(H, center)),
-        q,
-        "gradient-outer-product",
-        100000,
-        torch.Generator().manual_seed(0),
-    )
-    g = H @ -center
-    torch.testing.assert_close(
-        dense(q, found), H @ torch.linalg.inv(S) @ H + torch.outer(g, g), rtol=0.02, atol=0.05
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -14,7 +15,7 @@ from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from eigenstep import Dense, Diagonal, Full, Kronecker
+from eigenstep import Diagonal, Full, Kronecker
 from eigenstep.inference import FitResult, fit_gaussian, laplace
 from eigenstep_lab.extras import Minibatches
 from eigenstep_lab.problems.regressions import linear_regression, logistic_regression
@@ -71,16 +72,7 @@ class TestLinearGaussian:
         gap = 0.5 * (1 / ratio - 1 + ratio.log()).sum() + 0.5 * offset @ H @ offset
         assert 0 <= gap < 1e-3
 
-    def test_diagonal(self) -> None:
-        H, center = random_spd(4, 4.0), torch.randn(4)
-        found = fit_gaussian(quadratic(H, center), torch.zeros(4), "diagonal", tol=1e-14)
-        assert isinstance(found.precision, Diagonal)
-        torch.testing.assert_close(found.mean, center, atol=1e-6, rtol=0)
-        torch.testing.assert_close(found.precision.eigs, H.diagonal(), atol=1e-6, rtol=0)
-
-    @pytest.mark.parametrize(
-        "source", ["hessian", "reparametrization", "reinforce", "gradient-outer-product"]
-    )
+    @pytest.mark.parametrize("source", ["hessian", "reinforce"])
     def test_kronecker(self, source: str) -> None:
         H, center = torch.kron(random_spd(2, 5.0), random_spd(3, 5.0)), torch.randn(2, 3)
         found = fit_gaussian(
@@ -114,13 +106,6 @@ class TestLinearGaussian:
 
 
 class TestNewton:
-    def test_one_step_on_a_quadratic(self) -> None:
-        H, center = random_spd(8, 1e3), torch.randn(8)
-        found = fit_gaussian(quadratic(H, center), torch.zeros(8), samples=0, lr=1.0, max_iter=1)
-        assert found.nit == 1
-        torch.testing.assert_close(found.mean, center, atol=1e-10, rtol=0)
-        torch.testing.assert_close(found.precision.dense(), H, atol=1e-10, rtol=1e-10)  # type: ignore[union-attr]
-
     def test_laplace_is_the_mode_that_scikit_learn_finds(self) -> None:
         inputs, targets = small_logistic()
         found = laplace(logistic_regression(inputs, targets, prior_precision=0.5), torch.zeros(3))
@@ -218,19 +203,16 @@ class TestLogisticRegression:
     def test_noise_takes_more_points_and_lr_does_not(self) -> None:
         inputs, targets = small_logistic()
         model = logistic_regression(inputs, targets, prior_precision=0.5)
-        found = fit_gaussian(model, torch.zeros(3), curvature="reparametrization", samples=8)
+        fit = partial(fit_gaussian, model, torch.zeros(3), curvature="reparametrization", samples=8)
+        found = fit()
         points = [each.points for each in found.history]
         assert points[0] == 16
         assert points[-1] >= 64
         assert all(after in (before, 2 * before) for before, after in pairwise(points))
-        few = fit_gaussian(
-            model, torch.zeros(3), curvature="reparametrization", samples=8, max_samples=40
-        )
+        few = fit(max_samples=40)
         assert not few.success
         assert "mostly noise, and more than 40 points are not allowed" in few.message
-        fixed = fit_gaussian(
-            model, torch.zeros(3), curvature="reparametrization", samples=8, lr=0.1, max_iter=30
-        )
+        fixed = fit(lr=0.1, max_iter=30)
         assert {each.points for each in fixed.history} == {8}
 
     def test_minibatches_with_a_schedule(self) -> None:
@@ -256,10 +238,8 @@ class TestHostileProblems:
 
     def test_condition_1e12(self) -> None:
         H, center = random_spd(4, 1e12), torch.randn(4)
-        for samples, tol in ((0, None), (8, 1e-6)):
-            found = fit_gaussian(
-                quadratic(H, center), torch.zeros(4), samples=samples, tol=tol, max_iter=100
-            )
+        fit = partial(fit_gaussian, quadratic(H, center), torch.zeros(4), max_iter=100)
+        for found in (fit(samples=0), fit(samples=8, tol=1e-6)):
             assert found.success
             assert (found.precision.spectrum > 0).all()  # type: ignore[union-attr]
             assert ((found.mean - center) @ H @ (found.mean - center)).item() < 1e-3
@@ -298,25 +278,10 @@ class TestHostileProblems:
         assert not found.success
         assert "max_iter=50" in found.message
         assert (found.precision.spectrum > 0).all()  # type: ignore[union-attr]
-        again = laplace(lambda w: -0.5 * w[0] ** 2, torch.ones(2), max_iter=50)
-        assert not again.success
-        assert (again.precision.spectrum > 0).all()  # type: ignore[union-attr]
 
-    def test_singular_curvature_of_the_user(self) -> None:
-        vector = torch.tensor([1.0, 1.0])
-        found = fit_gaussian(
-            lambda w: -0.5 * (w @ vector) ** 2,
-            torch.ones(2),
-            curvature=lambda w: Dense(torch.outer(vector, vector)),
-            max_iter=30,
-        )
-        assert not found.success
-        assert (found.precision.spectrum > 0).all()  # type: ignore[union-attr]
-
-    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-    def test_not_finite_at_the_start(self, value: float) -> None:
+    def test_not_finite_at_the_start(self) -> None:
         with pytest.raises(ValueError, match="must be finite around the start"):
-            fit_gaussian(lambda w: w.sum() * 0 + value, torch.zeros(2))
+            fit_gaussian(lambda w: w.sum() * math.nan, torch.zeros(2))
 
     def test_not_finite_on_the_way(self) -> None:
         """Beyond 3 there is nothing, and the gradient pulls there: the search ends where it is, and
@@ -335,12 +300,6 @@ class TestHostileProblems:
             assert "NaN or infinite" in found.message
             assert found.mean.item() < 3  # type: ignore[union-attr]
             assert (found.precision.spectrum > 0).all()  # type: ignore[union-attr]
-
-    def test_float32(self) -> None:
-        H, center = random_spd(4).float(), torch.randn(4).float()
-        found = fit_gaussian(quadratic(H, center), torch.zeros(4, dtype=torch.float32), tol=1e-4)
-        assert found.mean.dtype == torch.float32  # type: ignore[union-attr]
-        torch.testing.assert_close(found.mean, center, atol=2e-2, rtol=0)
 
 
 class TestInterface:
@@ -375,14 +334,9 @@ class TestInterface:
         [
             ({"curvature": "magic"}, "curvature must be one of hessian"),
             ({"curvature": "gauss-newton"}, "needs a log_joint that knows its model"),
-            ({"samples": 3}, "even number"),
             ({"samples": 2, "curvature": "reinforce"}, "even number of at least 4"),
-            ({"samples": 0, "curvature": "reparametrization"}, "even number of at least 2"),
-            ({"lr": 1.5}, "lr must be finite and between"),
             ({"lr": lambda t: -1.0}, "lr must be above 0"),
             ({"tol": -1.0}, "tol must be"),
-            ({"max_iter": 0}, "max_iter must be"),
-            ({"elbo_samples": 1}, "even number"),
             ({"max_samples": 0}, "max_samples must be"),
             ({"callback": 3}, "callback must be a function"),
         ],

@@ -83,30 +83,3 @@ def test_minibatches_have_the_right_mean() -> None:
     torch.testing.assert_close(
         dense(Minibatches(model, 8).gauss_newton(w[None])), dense(model.gauss_newton(w[None]))
     )
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"targets": torch.ones(3)}, "targets must hold one entry for each of 40"),
-        ({"targets": torch.full((40,), 0.5)}, "targets must be 0 or 1"),
-        ({"prior_precision": -1.0}, "prior_precision must be"),
-        ({"inputs": torch.ones(40)}, r"shape \(n, d\)"),
-        ({"inputs": torch.full((40, 3), torch.nan)}, "inputs must be finite"),
-    ],
-)
-def test_bad_data(change: dict[str, object], text: str) -> None:
-    inputs, targets = small_logistic()
-    options: dict[str, object] = {
-        "inputs": inputs,
-        "targets": targets,
-        "prior_precision": 1.0,
-        **change,
-    }
-    with pytest.raises((ValueError, TypeError), match=text):
-        logistic_regression(**options)  # type: ignore[arg-type]
-
-
-def test_classes_that_the_network_does_not_have() -> None:
-    with pytest.raises(ValueError, match="integers from 0 to 2"):
-        classifier(nn.Linear(4, 3), torch.randn(2, 4), torch.tensor([0, 3]))

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from eigenstep import Full
 from eigenstep.core.sources import spd_gradient
-from eigenstep.core.step import Turning, moore_penrose
+from eigenstep.core.step import Turning
 from eigenstep.core.update import update
 from eigenstep.manifold import SPDParameter, minimize_spd
 from eigenstep.manifold.descent import METHODS
@@ -62,14 +62,13 @@ def test_any_curvature(name: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("retraction", RETRACTIONS)
-@pytest.mark.parametrize("lr", [5e-4, 0.5, 5e5])
-def test_fixed_steps_of_any_size_stay_in_the_cone(retraction: str, lr: float) -> None:
-    Q = random_spd(5, 100.0)
-    fun, least = log_det(Q)
-    result = minimize_spd(fun, random_spd(5, 3.0), lr=lr, retraction=retraction, max_iter=30)
-    assert (result.S.spectrum > 0).all()
-    assert torch.linalg.cholesky_ex(result.S.dense()).info == 0
-    assert min(iterate.fun for iterate in result.history) >= least - 1e-9
+def test_fixed_steps_of_any_size_stay_in_the_cone(retraction: str) -> None:
+    fun, least = log_det(random_spd(5, 100.0))
+    for lr in (5e-4, 0.5, 5e5):
+        result = minimize_spd(fun, random_spd(5, 3.0), lr=lr, retraction=retraction, max_iter=30)
+        assert (result.S.spectrum > 0).all()
+        assert torch.linalg.cholesky_ex(result.S.dense()).info == 0
+        assert min(iterate.fun for iterate in result.history) >= least - 1e-9
 
 
 def test_step_sizes_that_are_no_numbers() -> None:
@@ -101,7 +100,7 @@ def test_the_paper_s_scheme_is_the_update_of_the_paper() -> None:
     for _ in range(10):
         gradient = Q - torch.linalg.inv(S.dense())
         curvature = spd_gradient(S, (gradient + gradient.mT) / 2)
-        S = update(S, curvature, lr=0.05, decay=0.0, turning=Turning(rotation=moore_penrose))
+        S = update(S, curvature, lr=0.05, decay=0.0, turning=Turning("moore_penrose"))
     assert_close(result.S.dense(), S.dense(), rtol=1e-8, atol=1e-10)
 
 

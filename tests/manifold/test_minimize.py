@@ -37,15 +37,6 @@ def test_nearness_takes_few_gradients_at_any_condition() -> None:
         assert result.ngrad <= 60, condition
 
 
-def test_the_letter_of_the_paper_converges_where_eigenvalues_differ() -> None:
-    Q = random_spd(5, 4.0)
-    fun, least = log_det(Q)
-    result = minimize_spd(
-        fun, random_spd(5, 3.0), method="gradient", retraction="paper", max_iter=3000
-    )
-    assert result.fun == pytest.approx(least, abs=1e-8)
-
-
 def test_correlation_matrix_from_the_identity() -> None:
     """A unit diagonal: the letter of the paper never leaves the axes, ours does."""
     Q = 0.9 ** (torch.arange(10)[:, None] - torch.arange(10)).abs().double()
@@ -65,10 +56,8 @@ def test_dense_and_factored_objectives_are_the_same_function() -> None:
     def factored(S: TangentView) -> Tensor:
         return S.matmul(Q).diagonal().sum() - S.logdet()
 
-    one, two = (
-        minimize_spd(log_det(Q)[0], torch.eye(6)),
-        minimize_spd(factored, torch.eye(6), factored=True),
-    )
+    one = minimize_spd(log_det(Q)[0], torch.eye(6))
+    two = minimize_spd(factored, torch.eye(6), factored=True)
     assert_close(one.S.dense(), two.S.dense(), rtol=1e-6, atol=1e-8)
     assert one.ngrad == two.ngrad
 
@@ -93,23 +82,15 @@ def test_kronecker_maximum_likelihood(kinds: tuple[str, str]) -> None:
     assert isinstance(S, Kronecker)
     assert result.success, result.message
     left, right = (factor.dense() for factor in S.factors)
-    if kinds[1] == "full":
-        expected = 3 * torch.linalg.inv(
-            S.scale * torch.einsum("kij,il,klm->jm", X, left, X) / len(X)
-        )
-        assert_close(right, expected, rtol=1e-5, atol=1e-6)
-    if kinds[0] == "full":
-        expected = 4 * torch.linalg.inv(
-            S.scale * torch.einsum("kij,jl,kml->im", X, right, X) / len(X)
-        )
-        assert_close(left, expected, rtol=1e-5, atol=1e-6)
+    flips = {
+        0: (left, 4, torch.einsum("kij,jl,kml->im", X, right, X)),
+        1: (right, 3, torch.einsum("kij,il,klm->jm", X, left, X)),
+    }
+    for at, (factor, size, moment) in flips.items():
+        if kinds[at] == "full":
+            expected = size * torch.linalg.inv(S.scale * moment / len(X))
+            assert_close(factor, expected, rtol=1e-5, atol=1e-6)
     assert_close(S.factors[0].logdet(), torch.tensor(0.0), atol=1e-10, rtol=0)
-
-
-def test_batch_is_minimized_jointly() -> None:
-    Q = random_spd(4, batch=(3,))
-    result = minimize_spd(lambda S: (S * Q).sum() - torch.logdet(S).sum(), Full.identity(4, (3,)))
-    assert_close(result.S.dense(), torch.linalg.inv(Q), rtol=1e-5, atol=1e-6)
 
 
 def test_joint_with_euclidean_tensors() -> None:
@@ -145,13 +126,6 @@ def test_stochastic_objective_with_fixed_steps_and_momentum() -> None:
     assert distance.norm() < 0.2
     assert result.ngrad == 401
     assert result.message.startswith("max_iter")
-
-
-def test_float32_works() -> None:
-    Q = random_spd(5).float()
-    result = minimize_spd(log_det(Q)[0], torch.eye(5, dtype=torch.float32), gtol=1e-3)
-    assert result.success
-    assert result.S.spectrum.dtype == torch.float32
 
 
 def test_result_tells_what_was_done() -> None:
@@ -240,12 +214,8 @@ def test_fixed_steps_that_diverge_say_so() -> None:
     ("start", "error", "message"),
     [
         (torch.diag(torch.tensor([1.0, -1.0])), ValueError, "S0|matrix must be positive definite"),
-        (torch.zeros(2, 2), ValueError, "positive definite"),
         (torch.diag(torch.tensor([1.0, 1e-17])), ValueError, "beyond rounding"),
         (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), ValueError, "symmetric"),
-        (torch.full((2, 2), torch.nan), ValueError, "finite"),
-        (torch.ones(3, 2), ValueError, "square"),
-        (torch.eye(2, dtype=torch.int64), TypeError, "floating-point"),
         (Diagonal(torch.tensor([1.0, -2.0])), ValueError, "eigenvalue -2"),
         ([[1.0]], TypeError, "S0 must be a tensor"),
     ],
@@ -261,12 +231,6 @@ def test_infeasible_starts(start: Tensor, error: type[Exception], message: str) 
         ({"method": "newton"}, ValueError, "method must be one of lbfgs"),
         ({"retraction": "qr"}, ValueError, "retraction must be one of geodesic"),
         (
-            {"retraction": 3},
-            TypeError,
-            "retraction must be one of geodesic, spectral, paper or a function, got int",
-        ),
-        ({"method": 3}, TypeError, "method must be one of lbfgs, gradient or a function, got int"),
-        (
             {"method": dict},
             TypeError,
             "method must give a rule with window, propose and learn, got dict",
@@ -275,17 +239,9 @@ def test_infeasible_starts(start: Tensor, error: type[Exception], message: str) 
         ({"momentum": 0.5}, ValueError, "momentum needs"),
         ({"lr": 0.1, "momentum": 2.0}, ValueError, "momentum must be"),
         ({"max_step": 0.0}, ValueError, "max_step"),
-        ({"gtol": float("nan")}, ValueError, "gtol"),
-        ({"max_iter": 0}, ValueError, "max_iter"),
         ({"callback": 1}, TypeError, "callback"),
-        ({"x0": torch.tensor([torch.inf])}, ValueError, r"x0\[0\] must be finite"),
         ({"x0": 3}, TypeError, "x0 must be a tensor or a sequence of tensors, got int"),
         ({"x0": [1.0]}, TypeError, r"x0\[0\] must be a real floating-point tensor, got float"),
-        (
-            {"retraction": lambda S, X: S},
-            TypeError,
-            "retraction must return a Full and an orthogonal tensor",
-        ),
         (
             {"retraction": lambda S, X: (Full.identity(3), X)},
             TypeError,
@@ -305,8 +261,6 @@ def test_bad_options(options: dict[str, object], error: type[Exception], message
         lambda S: S,
         lambda S: 1.0,
         lambda S: S.detach().sum(),
-        lambda S: torch.tensor(1.0),
-        lambda S: 1j * S.sum(),
     ],
 )
 def test_objectives_that_cannot_be_differentiated(fun: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from eigenstep import Diagonal, Full, Kronecker
+from eigenstep import Kronecker
 from eigenstep.manifold import SPDParameter, minimize_spd
 
 from .problems import random_spd, structures
@@ -28,7 +27,6 @@ def train(
 @pytest.mark.parametrize(
     "make",
     [
-        lambda p: torch.optim.SGD(p, lr=0.5),
         lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.7, nesterov=True),
         lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.8, 0.9)),
     ],
@@ -89,14 +87,14 @@ def test_learns_beside_other_parameters() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     x = torch.randn(100, 3)
     target = (x @ random_spd(3)).square().sum(-1)
-    first = last = 0.0
-    for step in range(200):
+    losses = []
+    for _ in range(200):
         optimizer.zero_grad()
         loss = (model(x) - target).square().mean()
         loss.backward()
         optimizer.step()
-        first, last = (loss.item(), 0.0) if step == 0 else (first, loss.item())
-    assert last < 0.01 * first
+        losses.append(loss.item())
+    assert losses[-1] < 0.01 * losses[0]
     assert (model.metric.matrix.spectrum > 0).all()
 
 
@@ -128,35 +126,12 @@ def test_checkpoint_resumes_exactly(structure: str) -> None:
         assert torch.equal(second.matrix.dense(), straight.matrix.dense())
 
 
-def test_copy_is_independent() -> None:
-    parameter = SPDParameter(torch.eye(3))
-    optimizer = torch.optim.SGD(parameter.parameters(), lr=0.1)
-    train(parameter, optimizer, torch.randn(10, 3), 1)
-    twin = copy.deepcopy(parameter)
-    assert_close(twin.matrix.dense(), parameter.matrix.dense())
-    train(parameter, optimizer, torch.randn(10, 3), 1)
-    assert not torch.allclose(twin.matrix.dense(), parameter.matrix.dense())
-
-
 def test_changes_number_format_with_the_model() -> None:
     parameter = SPDParameter(Kronecker.identity((2, 3), kinds=("full", "identity"))).float()
     assert parameter.matrix.spectrum.dtype == torch.float32
     optimizer = torch.optim.SGD(parameter.parameters(), lr=0.1)
     train(parameter, optimizer, torch.randn(10, 2, 3, dtype=torch.float32), 2)
     assert parameter().dense().dtype == torch.float32
-
-
-def test_gradient_accumulates_and_weight_decay_does_nothing() -> None:
-    data = torch.randn(20, 3)
-    whole, halves = SPDParameter(torch.eye(3)), SPDParameter(torch.eye(3))
-    one = torch.optim.AdamW(whole.parameters(), lr=0.1, weight_decay=0.9)
-    two = torch.optim.AdamW(halves.parameters(), lr=0.1, weight_decay=0.0)
-    (-whole().log_prob(data).sum()).backward()
-    for part in data.split(10):
-        (-halves().log_prob(part).sum()).backward()
-    one.step()
-    two.step()
-    assert_close(whole.matrix.dense(), halves.matrix.dense())
 
 
 def test_steps_written_past_autograd_are_followed() -> None:
@@ -169,21 +144,9 @@ def test_steps_written_past_autograd_are_followed() -> None:
     assert not parameter.tangents[0].any()
 
 
-def test_matrix_has_no_gradient_and_structure_is_kept() -> None:
-    for S in (Full.identity(3), Diagonal.identity(3), Kronecker.identity((2, 2))):
-        matrix = SPDParameter(S).matrix
-        assert type(matrix) is type(S)
-        assert not matrix.spectrum.requires_grad
-
-
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="positive definite"):
         SPDParameter(-torch.eye(2))
-    parameter = SPDParameter(torch.eye(2))
-    with torch.no_grad():
-        parameter.tangents[0].fill_(torch.nan)
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        parameter()
     parameter = SPDParameter(torch.eye(2, dtype=torch.float32))
     with torch.no_grad():
         parameter.tangents[0].add_(1e4 * torch.eye(2))

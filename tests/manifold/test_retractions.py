@@ -51,16 +51,6 @@ def test_all_schemes_agree_to_first_order() -> None:
         assert coarse[name] / fine[name] == pytest.approx(100, rel=0.02), name
 
 
-def test_second_order_retraction_agrees_with_the_geodesic_to_second_order() -> None:
-    S, gradient = Full.from_dense(random_spd(5)), symmetric(5)
-
-    def error(lr: float) -> float:
-        steps = all_steps(S, gradient, lr)
-        return (steps["second order"] - steps["geodesic"]).norm().item()
-
-    assert error(1e-3) / error(1e-4) == pytest.approx(1000, rel=0.05)
-
-
 def test_geodesic_is_the_dense_formula() -> None:
     S, X = Full.from_dense(random_spd(5, 1e3, batch=(2,))), symmetric(5, (2,))
     frame = S.basis * S.eigs.sqrt()[..., None, :]
@@ -68,13 +58,13 @@ def test_geodesic_is_the_dense_formula() -> None:
 
 
 @pytest.mark.parametrize("name", RETRACTIONS)
-@pytest.mark.parametrize("size", [1e-8, 1.0, 3.0])
-def test_result_is_spectral_and_turn_orthogonal(name: str, size: float) -> None:
+def test_result_is_spectral_and_turn_orthogonal(name: str) -> None:
     for S in (Full.from_dense(random_spd(6, 1e12)), Full.identity(6)):
-        new, turn = RETRACTIONS[name](S, size * symmetric(6))
-        assert (new.eigs > 0).all()
-        assert orthogonality_defect(new.basis) < 1e-13
-        assert orthogonality_defect(turn) < 1e-10
+        for size in (1e-8, 1.0, 3.0):
+            new, turn = RETRACTIONS[name](S, size * symmetric(6))
+            assert (new.eigs > 0).all()
+            assert orthogonality_defect(new.basis) < 1e-13
+            assert orthogonality_defect(turn) < 1e-10
 
 
 @pytest.mark.parametrize("name", RETRACTIONS)
@@ -101,14 +91,6 @@ def test_out_of_range_is_an_error_and_not_cut_off(name: str) -> None:
     S = Full.identity(3, dtype=torch.float32)
     with pytest.raises(FloatingPointError, match="float32 cannot hold"):
         RETRACTIONS[name](S, torch.diag(torch.tensor([200.0, 0.0, -1.0], dtype=torch.float32)))
-
-
-def test_baselines_stay_positive_definite_for_any_step() -> None:
-    S, gradient = random_spd(4), 100 * symmetric(4)
-    assert (torch.linalg.eigvalsh(retraction_step(S, gradient, 0.1)) > 0).all()
-    factor = cholesky_step(torch.linalg.cholesky(S), gradient, 0.01)
-    assert_close(factor, factor.tril())
-    assert (factor.diagonal() > 0).all()
 
 
 def test_unit_determinant_is_kept() -> None:
