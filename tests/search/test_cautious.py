@@ -68,15 +68,14 @@ def test_noise_lowers_the_rate_and_a_clear_way_does_not() -> None:
     assert run(lambda x: x.sum(), 60, np.random.default_rng(1)).rate > 0.5
 
 
-@pytest.mark.parametrize("noise", [0.1, 3.0])
-def test_it_comes_nearer_than_repeated_evaluations(noise: float) -> None:
+def test_it_comes_nearer_than_repeated_evaluations() -> None:
     R, ends = rotation(8), {}
     for method in ("cautious", "spectral"):
         found = []
         for seed in range(3):
             rng = np.random.default_rng(seed)
             result = minimize(
-                lambda x, rng=rng: ellipsoid(R @ x, 100.0) + noise * rng.standard_normal(),
+                lambda x, rng=rng: ellipsoid(R @ x, 100.0) + 3 * rng.standard_normal(),
                 np.full(8, 2.0),
                 1.0,
                 method=method,

@@ -7,10 +7,8 @@ import pytest
 
 from eigenstep.core.result import Result
 from eigenstep.search import METHODS, SCHEDULES, Search, SearchResult, Start, minimize
-from eigenstep.search.gaussian import SpectralGaussian
 
 from .problems import Isotropic, rastrigin, sphere
-from .test_saved import Narrower
 
 
 @pytest.mark.parametrize(
@@ -22,16 +20,6 @@ def test_a_distribution_of_ones_own(method: object) -> None:
     assert result.success, result.message
     assert result.x[2] == 0
     assert isinstance(Search(np.ones(3), 0.7, method=method).distribution, Isotropic)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("name", "method"), [("spectral", SpectralGaussian), ("spectral", SpectralGaussian.start)]
-)
-def test_names_are_short_for_classes(name: str, method: object) -> None:
-    one, other = (
-        minimize(sphere, np.ones(3), 0.5, seed=1, method=m, max_evals=300) for m in (name, method)
-    )
-    np.testing.assert_array_equal(one.x, other.x)
 
 
 def test_a_schedule_of_ones_own() -> None:
@@ -48,18 +36,6 @@ def test_a_schedule_of_ones_own() -> None:
     assert result.reason == "tolfun"
     assert [start.population for start, _ in seen] == [8, 12, 16, 20]
     assert sum(evals for _, evals in seen) == result.nfev
-
-
-def test_each_search_has_its_own_copy_of_a_schedule() -> None:
-    schedule = Narrower()
-    first = minimize(
-        rastrigin, np.ones(2), 1.0, seed=0, restarts=schedule, max_restarts=3, batched=True
-    )
-    again = minimize(
-        rastrigin, np.ones(2), 1.0, seed=0, restarts=schedule, max_restarts=3, batched=True
-    )
-    assert schedule.width == 1.0
-    assert first.nfev == again.nfev
 
 
 @pytest.mark.parametrize(

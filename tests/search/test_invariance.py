@@ -16,11 +16,11 @@ from .problems import Array, rosenbrock, rotation
 
 
 def run(
-    method: str, function: Callable[[Array], Array], x0: Array, generations: int = 60
+    method: str, function: Callable[[Array], Array], x0: Array, sigma: float = 0.5
 ) -> list[Array]:
-    search = Search(x0, 0.5, method=method, seed=7)
+    search = Search(x0, sigma, method=method, seed=7)
     seen = []
-    for _ in range(generations):
+    for _ in range(60):
         x = search.ask()
         seen.append(x)
         search.tell(x, function(x))
@@ -46,12 +46,12 @@ def test_order_preserving_transforms_change_nothing(
 
 
 @pytest.mark.parametrize("method", [*METHODS, PaperNES])
-def test_translations_move_the_run(method: str) -> None:
+def test_translations_and_scales_move_the_run(method: str) -> None:
     shift = np.array([10.0, -3.0, 2.0, 0.25])
     plain = run(method, rosenbrock, np.zeros(4))
-    moved = run(method, lambda x: rosenbrock(x - shift), shift)
+    moved = run(method, lambda x: rosenbrock((x - shift) / 1024), shift, 512.0)
     for a, b in zip(plain, moved, strict=True):
-        np.testing.assert_allclose(b - shift, a, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose((b - shift) / 1024, a, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", [SpectralGaussian, PaperNES])
@@ -67,17 +67,6 @@ def test_rotations_turn_the_run(kind: type[SpectralGaussian] | type[PaperNES]) -
         plain = plain.update(z, rosenbrock(a))  # type: ignore[arg-type]
         turned = turned.update(z, rosenbrock(b @ R))  # type: ignore[arg-type]
     assert rosenbrock(plain.mean) < rosenbrock(np.full(d, 0.3))
-
-
-@pytest.mark.parametrize("method", [*METHODS, PaperNES])
-def test_the_scale_of_space_changes_nothing(method: str) -> None:
-    plain = Search(np.zeros(4), 0.5, method=method, seed=3)
-    scaled = Search(np.zeros(4), 0.5 * 1024, method=method, seed=3)
-    for _ in range(40):
-        a, b = plain.ask(), scaled.ask()
-        np.testing.assert_allclose(b, 1024 * a, rtol=1e-9, atol=1e-9)
-        plain.tell(a, rosenbrock(a))
-        scaled.tell(b, rosenbrock(b / 1024))
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another_one() -> None:

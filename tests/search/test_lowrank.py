@@ -111,24 +111,6 @@ def test_the_update_is_that_of_dense_matrices(rank: int, monkeypatch: pytest.Mon
         state = new
 
 
-def test_with_all_directions_it_is_the_rank_one_update_of_cma(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nothing is lost of the covariance if as many directions are kept as there can be."""
-    d, c = 5, 1 / 5
-    monkeypatch.setattr(lowrank, "SCALE_SPEED", 0.0)
-    state, rng = LowRankGaussian.start(np.ones(d), 0.5), np.random.default_rng(0)
-    C = np.eye(d)
-    for _ in range(20):
-        z = state.draw(rng, 8)
-        state = state.update(z, rosenbrock(state.sample(z)))
-        C = (1 - c) * C + c * np.outer(state.path, state.path)
-        np.testing.assert_allclose(
-            correlations(state) / np.trace(correlations(state)), C / np.trace(C), rtol=1e-6
-        )
-        C = correlations(state)  # the path is in units of sigma, which has the rest
-
-
 def test_samples_can_be_whitened() -> None:
     state = learned()
     z = state.draw(np.random.default_rng(1), 6)

@@ -63,18 +63,6 @@ def test_equal_values_teach_nothing() -> None:
     np.testing.assert_allclose(state.update(z, np.zeros(12)).chances, state.chances, atol=1e-12)
 
 
-def test_the_order_of_values_is_all_that_counts() -> None:
-    runs = []
-    for transform in (lambda f: f, lambda f: np.exp(f) * 1e9):
-        search, seen = Search(np.zeros(5), 1.0, seed=0, **OPTIONS), []
-        for _ in range(30):
-            points = search.ask()
-            seen.append(points)
-            search.tell(points, [transform(fun(p)) for p in points])
-        runs.append(np.array(seen))
-    np.testing.assert_array_equal(*runs)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_numbers_integers_and_categories(seed: int) -> None:
     seen = []

@@ -158,7 +158,7 @@ def test_damaged_states_are_refused_and_change_nothing(key: str) -> None:
         ("lowrank", ("run", "distribution", "directions"), np.zeros((3, 30))),
         ("lowrank", ("run", "distribution", "last"), np.full(9, np.inf)),
         ("mixed", ("run", "distribution", "numbers", "sigma"), np.array(np.nan)),
-        ("descent", ("descent", "over"), "nonsense"),
+        ("descent", ("descent", "over"), 1j),
         ("descent", ("descent", "factor"), np.eye(3)),
     ],
 )

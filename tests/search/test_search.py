@@ -197,13 +197,6 @@ def test_tell_takes_points_of_ones_own() -> None:
         (([1.0, 2.0], 0.0), {}, ValueError, "sigma0 must be a positive number"),
         (([1.0, 2.0], [1.0, 2.0, 3.0]), {}, ValueError, "sigma0"),
         (([1.0, 2.0], np.inf), {}, ValueError, "sigma0"),
-        (
-            ([1.0], 1.0),
-            {"method": "magic"},
-            ValueError,
-            "method must be one of spectral, separable",
-        ),
-        (([1.0], 1.0), {"restarts": "never"}, ValueError, "restarts must be one of"),
         (([1.0], 1.0), {"population": 3}, ValueError, "population must be at least 4"),
         (([1.0], 1.0), {"population": 4.5}, TypeError, "population must be an integer"),
         (([1.0], 1.0), {"max_evals": 0}, ValueError, "max_evals must be at least 1"),

@@ -22,7 +22,7 @@ gives up where most moves gain nothing or the function falls nowhere.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,6 @@ FIRST_TRIALS = 4  # Points in the first direction that parabolas of a smooth fun
 MOST_MOVES = 150  # In all, without those for each dimension
 MOST_MOVES_EACH = 15  # For each dimension
 FARTHEST = 1e4  # Longest way, in units of sigma0: beyond it there seems to be no minimum
-ENDS = ("converged", "rough", "far")  # A minimum; not smooth; no minimum in sight
 
 
 @dataclass
@@ -54,7 +53,7 @@ class Descent:
     """Where the descent is, and what it waits for: slopes, or the value of one trial."""
 
     mean: Array  # m, where it is
-    factor: Array  # L, shape (d, d)
+    factor: Array  # L, shape (d, d): what is known of the curvature
     start: Array  # where it began
     unit: float  # sigma0
     tolfun: float  # it is over when moves promise less
@@ -72,19 +71,21 @@ class Descent:
     moves: int = 0  # so far
     scaled: bool = False  # whether L knows a curvature
     fresh: bool = False  # whether L has forgotten all directions since the last good move
-    over: str = ""  # why it is over, one of ENDS
-
-    def __post_init__(self) -> None:
-        """Check what may come from a file."""
-        if self.over not in ("", *ENDS):
-            raise ValueError(f"the state is damaged: 'over' must be one of {ENDS}")
+    over: str = ""  # "converged", "rough" (not smooth) or "far" (no minimum in sight)
 
     @classmethod
     def begin(cls, mean: Array, sigma: float, tolfun: float = 0.0) -> Descent:
         """Return a descent from ``mean``, at first with a step of ``sigma``."""
-        factor = sigma * np.eye(len(mean))
+        factor = cls._unknown(len(mean), sigma)
         zeros = np.zeros_like(mean)
         return cls(mean, factor, mean, sigma, tolfun, zeros, zeros, np.ones(LOOK_BACK))
+
+    @staticmethod
+    def _unknown(d: int, size: float) -> Array:
+        """Return a factor that knows no curvature."""
+        return size * np.eye(d)
+
+    block = 10**9  # How many slopes are measured at once
 
     # What it asks for.
 
@@ -126,11 +127,6 @@ class Descent:
         z = np.zeros((len(directions), len(self.mean)))
         z[np.arange(len(directions)), directions] = self._differences()[directions]
         return z
-
-    @property
-    def block(self) -> int:
-        """How many slopes are measured at once."""
-        return len(self.mean)
 
     @property
     def span(self) -> tuple[int, int]:
@@ -236,19 +232,23 @@ class Descent:
         best = self._bottom(value, squared)
         self.trials += 1
         if self.step == 0 and not value <= self.value - DECREASE * t * squared:
-            if self.trials > MOST_TRIALS:
-                self._fail()
-            else:
-                nearest = 0.1 if self.moves else 0.001  # sigma0 may be much too large
-                self.trial = min(max(best, nearest * t), 0.5 * t)
+            self._shorten(best)
             return
-        if self.step == 0 or value < self.reached:
+        better = self.step == 0 or value < self.reached
+        if better:
             self.step = t
             self.reached = value
-            if not 1 / PRECISION < best / t < PRECISION and self.trials <= MOST_TRIALS:
-                self.trial = min(max(best, 0.1 * t), 4 * t)
-                return
-        self._move(squared)
+        if better and self.trials <= MOST_TRIALS and not 1 / PRECISION < best / t < PRECISION:
+            self.trial = min(max(best, 0.1 * t), 4 * t)
+        else:
+            self._move(squared)
+
+    def _shorten(self, best: float) -> None:
+        """Try a shorter step, or give up this direction."""
+        nearest = 0.1 if self.moves else 0.001  # sigma0 may be much too large
+        self.trial = min(max(best, nearest * self.trial), 0.5 * self.trial)
+        if self.trials > MOST_TRIALS:
+            self._fail()
 
     def _bottom(self, value: float, squared: float) -> float:
         """Return the step to the bottom of the parabola through a trial's value."""
@@ -288,15 +288,15 @@ class Descent:
         """Forget the directions, once; then it is over."""
         if self.fresh or not self.scaled:
             self.over = "rough"
-        else:
-            self._forget()
-            self.fresh = True
-            self.measuring = True
-            self.step = 0.0
+            return
+        self._forget()
+        self.fresh = True
+        self.measuring = True
+        self.step = 0.0
 
     def _forget(self) -> None:
         size = math.exp(float(np.log(self.axes()).mean()))
-        self.factor = size * np.eye(len(self.mean))
+        self.factor = self._unknown(len(self.mean), size)
 
     # Where it is.
 
@@ -346,29 +346,20 @@ class LimitedDescent(Descent):
     other.
     """
 
-    # Moves and changes of the slope, latest last
-    memory: Array = field(default_factory=lambda: np.zeros(0))
-    remembered: int = 0  # how many of them
+    remembered: int = 0  # number of moves that it remembers
     swept: int = 0  # blocks of coordinates in which it has moved; then the slopes are whole ones
 
-    @classmethod
-    def begin(cls, mean: Array, sigma: float, tolfun: float = 0.0) -> LimitedDescent:
-        """Return a descent from ``mean``, at first with a step of ``sigma``."""
-        zeros = np.zeros_like(mean)
-        memory = np.zeros((MEMORY, 2, len(mean)))
-        gains = np.ones(LOOK_BACK)
-        unused = np.array(sigma)  # in place of a factor
-        return cls(mean, unused, mean, sigma, tolfun, zeros, zeros, gains, memory=memory)
+    block = BLOCK
+
+    @staticmethod
+    def _unknown(d: int, size: float) -> Array:
+        """Return room for moves and changes of the slope in place of a factor, latest last."""
+        return np.zeros((MEMORY, 2, d))
 
     @property
     def pairs(self) -> Array:
         """The moves that are remembered, with changes of the slope."""
-        return self.memory[MEMORY - self.remembered :]
-
-    @property
-    def block(self) -> int:
-        """How many slopes are measured at once."""
-        return BLOCK
+        return self.factor[MEMORY - self.remembered :]
 
     @property
     def span(self) -> tuple[int, int]:
@@ -440,7 +431,7 @@ class LimitedDescent(Descent):
     def _learn(self, s: Array, slope: Array, y: Array) -> None:
         self.slope = slope
         if float(s @ y) > 1e-10 * float(y @ y):
-            self.memory = np.concatenate([self.memory[1:], np.stack([s, y])[None]])
+            self.factor = np.concatenate([self.factor[1:], np.stack([s, y])[None]])
             self.remembered = min(self.remembered + 1, MEMORY)
             self.scaled = True
 
@@ -459,4 +450,4 @@ class LimitedDescent(Descent):
         self.mean = mean
         self.slope = signs * self.slope
         self.rising = signs * self.rising
-        self.memory = signs * self.memory
+        self.factor = signs * self.factor

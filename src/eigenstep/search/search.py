@@ -101,15 +101,15 @@ class Search:
     asked: Asked
     injected: list[Array]  # points that wait to be asked for
     decisions: list[str]  # how it searches, and why, in sentences
-    evaluations: int
-    iterations: int
-    failures: int
-    restarts: int
-    began: int  # evaluations before the present run or descent
-    best_x: Array | None
-    best_fun: float
-    reason: str | None  # why it is over
-    spent: float  # seconds until it was saved
+    evaluations: int = 0
+    iterations: int = 0
+    failures: int = 0
+    restarts: int = 0
+    began: int = 0  # evaluations before the present run or descent
+    best_x: Array | None = None
+    best_fun: float = np.inf
+    reason: str | None = None  # why it is over
+    spent: float = 0.0  # seconds until it was saved
 
     def __init__(
         self,
@@ -211,15 +211,7 @@ class Search:
         self.noise = Reevaluation(most=64 if self._choice.again else 1) if noisy else None
         self.tally = Tally(tolfun)
         self.history = History()
-        self.evaluations = 0
-        self.iterations = 0
-        self.failures = 0
-        self.restarts = 0
-        self.best_x = None
-        self.best_fun = np.inf
         self.injected = []
-        self.reason = None
-        self.spent = 0.0
         self._clock: float | None = None
         population = even(default_population(d)) if population is None else population
         self._begin(self._start, Start(population), descend=True)
@@ -451,11 +443,10 @@ class Search:
             self.reason = "max_evals"
         elif self._max_iter is not None and self.iterations >= self._max_iter:
             self.reason = "max_iter"
-        elif self.descent is not None:
-            if self.descent.over:
-                self._end_descent(self.descent)
-        else:
+        elif self.descent is None:
             self._look_at_run()
+        elif self.descent.over:
+            self._end_descent(self.descent)
 
     def _look_at_run(self) -> None:
         """End the run if it is over, or has used up its evaluations."""
