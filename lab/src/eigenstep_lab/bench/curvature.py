@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,11 +22,13 @@ from torch import Tensor
 
 from eigenstep import Spectral
 
-from ..console import UserError, print_table, track
+from ..behavior import behavior
+from ..console import UserError, print_table
 from ..data.datasets import find
 from ..lines import look
 from ..plotting import figure, save
 from ..results import Table
+from ..study import Cell, Plans, figures, nested
 from ..tasks import Classification, picture_task, text_task
 from .prediction import SOAP, KLShampoo, Layers, Learner, Shipped, follow, record, stack
 
@@ -99,38 +101,20 @@ CURVE = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to record."""
-    parser.add_argument(
-        "--tasks",
-        nargs="+",
-        choices=TASKS,
-        help="default: fashion-mnist or digits, and shakespeare",
-    )
-    parser.add_argument(
-        "--steps", type=int, default=400, help="recorded gradients (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seeds", type=int, default=1, help="recordings to average over (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--width", type=int, default=48, help="width of the networks (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--depth", type=int, default=2, help="their number of blocks (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="100 steps of a narrow network with one block, on digits",
-    )
-    parser.add_argument(
-        "--plot",
-        default="runs/bench/curvature.png",
-        help="where the picture goes (default: %(default)s)",
-    )
+    add = parser.add_argument
+    defaults = "default: fashion-mnist or digits, and shakespeare"
+    add("--tasks", nargs="+", choices=TASKS, help=defaults)
+    add("--steps", type=int, default=400, help="recorded gradients (default: %(default)s)")
+    add("--seeds", type=int, default=1, help="recordings to average over (default: %(default)s)")
+    add("--width", type=int, default=48, help="width of the networks (default: %(default)s)")
+    add("--depth", type=int, default=2, help="their number of blocks (default: %(default)s)")
+    quick = "100 steps of a narrow network with one block, on digits"
+    add("--quick", action="store_true", help=quick)
+    add("--plot", default="runs/bench/curvature.png", help="where the picture goes")
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Record, learn, print the tables, and draw the curves."""
+def cells(args: argparse.Namespace, found: Mapping[Any, Any]) -> Plans:
+    """List all schemes on all tasks."""
     if args.quick:
         args.steps, args.width, args.depth, args.tasks = 100, 32, 1, args.tasks or ["digits"]
     if args.steps < 60:
@@ -139,39 +123,43 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         )
     if args.seeds < 1:
         raise UserError(f"--seeds must be at least 1, got {args.seeds}")
-    result = measure(recordings(args))
+    code = behavior("spectral", "fast", "paper", "options")
+    plans = {}
+    for task in args.tasks or default_tasks():
+        how = {name: getattr(args, name) for name in ("width", "depth", "steps", "seeds")}
+        for name, scheme in SCHEMES.items():
+            key = {"task": task, **how, **asdict(scheme)}
+            compute = partial(measure, task, name, **how)
+            plans[task, name] = Cell(key, compute, code if scheme.family in SHIPPED else "")
+    return plans
+
+
+def default_tasks() -> list[str]:
+    """Name the tasks that are measured if none are named, by what data are here."""
+    pictures = "fashion-mnist" if find("fashion-mnist") else "digits"
+    return [pictures, *(["shakespeare"] if find("shakespeare") else [])]
+
+
+def report(args: argparse.Namespace, found: Mapping[Any, Any]) -> dict[str, Any]:
+    """Print the tables of layers, draw the curves, and return all figures."""
+    settings = {name: asdict(scheme) for name, scheme in SCHEMES.items()}
+    result = {"settings": settings, "figures": nested(found)}
     for table in layer_tables(result):
         print_table(table.title, table.columns, table.rows)
     draw(result, args.plot)
-    return {**result, "tables": [asdict(table) for table in summary_tables(result)]}
+    return figures(result, [], list(summary_tables(result)), "")
 
 
-def recordings(args: argparse.Namespace) -> dict[str, list[Layers]]:
-    """Record the gradients of each task."""
-    names = args.tasks
-    if names is None:
-        names = ["fashion-mnist" if find("fashion-mnist") else "digits"] + ["shakespeare"] * bool(
-            find("shakespeare")
-        )
-    tasks = {name: TASKS[name](width=args.width, depth=args.depth) for name in names}
-    jobs = [(name, seed) for name in names for seed in range(args.seeds)]
-    found: dict[str, list[dict[str, Tensor]]] = {name: [] for name in names}
-    for name, seed in track(jobs, "Recording gradients"):
-        found[name].append(record(tasks[name], args.steps, seed))
-    return {name: stack(parts) for name, parts in found.items()}
+def measure(task: str, scheme: str, **how: int) -> dict[str, Any]:
+    """Run a scheme over all layers of a task."""
+    return summarize(recorded(task, **how), SCHEMES[scheme])
 
 
-def measure(recorded: Mapping[str, list[Layers]]) -> dict[str, Any]:
-    """Run the schemes over all tasks."""
-    figures: dict[str, Any] = {task: {} for task in recorded}
-    for task, scheme in track(
-        [(task, scheme) for task in recorded for scheme in SCHEMES], "Learning curvature"
-    ):
-        figures[task][scheme] = summarize(recorded[task], SCHEMES[scheme])
-    return {
-        "settings": {name: asdict(scheme) for name, scheme in SCHEMES.items()},
-        "figures": figures,
-    }
+@lru_cache(1)
+def recorded(task: str, *, width: int, depth: int, steps: int, seeds: int) -> list[Layers]:
+    """Record the gradients of a task, once."""
+    network = TASKS[task](width=width, depth=depth)
+    return stack([record(network, steps, seed) for seed in range(seeds)])
 
 
 def summarize(groups: list[Layers], scheme: Scheme) -> dict[str, Any]:
@@ -210,12 +198,12 @@ def summary_tables(result: Mapping[str, Any]) -> Iterator[Table]:
     """Give the means over all layers and seeds, and how far the library is from the best that
     decomposes.
     """
-    figures = result["figures"]
-    columns = [(task, period) for task in figures for period in PERIODS]
-    names = list(next(iter(figures.values())))
+    by_task = result["figures"]
+    columns = [(task, period) for task in by_task for period in PERIODS]
+    names = list(next(iter(by_task.values())))
     heads = [f"{task} {period}" for task, period in columns]
     rows = [
-        [name, *(f"{figures[task][name][period]:.3f}" for task, period in columns)]
+        [name, *(f"{by_task[task][name][period]:.3f}" for task, period in columns)]
         for name in names
     ]
     yield Table(
@@ -223,21 +211,21 @@ def summary_tables(result: Mapping[str, Any]) -> Iterator[Table]:
     )
     shipped = [name for name in names if result["settings"][name]["family"] in SHIPPED]
     best = {
-        (task, period): min(figures[task][name][period] for name in names if name not in shipped)
+        (task, period): min(by_task[task][name][period] for name in names if name not in shipped)
         for task, period in columns
     }
     rows = []
     for name in shipped:
-        gaps = [figures[task][name][period] - best[task, period] for task, period in columns]
+        gaps = [by_task[task][name][period] - best[task, period] for task, period in columns]
         rows.append([name, *(f"{gap:+.3f} {'ahead' if gap < 0 else 'behind'}" for gap in gaps)])
     yield Table("The library minus the best of those that decompose", ["scheme", *heads], rows)
 
 
 def draw(result: Mapping[str, Any], path: str) -> None:
     """Draw the figures over the steps, as they are and against an exact eigendecomposition."""
-    figures = result["figures"]
-    drawn, axes = figure(columns=len(figures), rows=2)
-    for column, (task, found) in enumerate(figures.items()):
+    by_task = result["figures"]
+    drawn, axes = figure(columns=len(by_task), rows=2)
+    for column, (task, found) in enumerate(by_task.items()):
         exact = torch.tensor(found[DRAWN[-1]]["curve"])
         steps = CURVE * (torch.arange(len(exact)) + 0.5)
         for number, scheme in enumerate(DRAWN):

@@ -13,18 +13,25 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
+from ..behavior import behavior
 from ..console import UserError
 from ..lines import look
 from ..plotting import figure, save
-from ..results import Table, Verdict, verdict_table
+from ..results import Table, Verdict
+from ..study import Cell, Plans, figures
 from .inference_fits import BIASED, UNBIASED, linear, logistic, network
 
+MODELS: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "linear": linear,
+    "logistic": logistic,
+    "network": network,
+}
 BARS = {"posterior": 1e-6, "newton": 1e-10, "elbo": 1e-3, "rhat": 1.02}
 """Errors of an exact posterior and of one Newton step, the gap of the ELBO in nats, and the
 agreement of chains.
@@ -33,53 +40,61 @@ agreement of chains.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how long to run."""
-    parser.add_argument(
-        "--draws", type=int, default=1000, help="MCMC draws of each chain (default: %(default)s)"
-    )
-    parser.add_argument("--chains", type=int, default=16, help="MCMC chains (default: %(default)s)")
-    parser.add_argument(
-        "--steps", type=int, default=1000, help="most steps of a fit (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seeds", type=int, default=3, help="runs of each unbiased source (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="few steps, draws and features, to see that it runs"
-    )
-    parser.add_argument(
-        "--plot",
-        default="runs/bench/inference.png",
-        help="where the picture goes (default: %(default)s)",
-    )
+    add = parser.add_argument
+    add("--draws", type=int, default=1000, help="MCMC draws of each chain (default: %(default)s)")
+    add("--chains", type=int, default=16, help="MCMC chains (default: %(default)s)")
+    add("--steps", type=int, default=1000, help="most steps of a fit (default: %(default)s)")
+    add("--seeds", type=int, default=3, help="runs of each unbiased source (default: %(default)s)")
+    quick = "few steps, draws and features, to see that it runs"
+    add("--quick", action="store_true", help=quick)
+    add("--plot", default="runs/bench/inference.png", help="where the picture goes")
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, give the tables and the verdicts, and draw the gaps."""
+def cells(args: argparse.Namespace, found: Mapping[Any, Any]) -> Plans:
+    """List a cell for each model."""
     if args.quick:
         args.draws, args.chains, args.steps, args.seeds = 20, 2, 10, 1
     for name, least in (("draws", 4), ("chains", 1), ("steps", 1), ("seeds", 1)):
         if getattr(args, name) < least:
             raise UserError(f"--{name} must be at least {least}, got {getattr(args, name)}")
-    before, start = torch.get_default_dtype(), time.process_time()
-    torch.set_default_dtype(torch.float64)
     features = 3 if args.quick else 10
+    sampling = {"draws": args.draws, "chains": args.chains}
+    how: dict[str, dict[str, int]] = {
+        "linear": {"steps": args.steps, "features": features},
+        "logistic": {
+            **sampling,
+            "steps": args.steps,
+            "seeds": args.seeds,
+            "features": features,
+        },
+        "network": {**sampling, "steps": min(args.steps, 100)},
+    }
+    code = behavior("inference", "update")
+    return {
+        name: Cell({"model": name, **how[name]}, partial(measure, name, **how[name]), code)
+        for name in how
+    }
+
+
+def measure(name: str, **how: int) -> dict[str, Any]:
+    """Measure a model in double precision."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    start = time.process_time()
     try:
-        result: dict[str, Any] = {
-            "linear": linear(args.steps, features),
-            "logistic": logistic(args.draws, args.chains, args.steps, args.seeds, features),
-            "network": network(args.draws, args.chains, min(args.steps, 100)),
-        }
+        found = MODELS[name](**how)
     finally:
         torch.set_default_dtype(before)
-    result["cpu_seconds"] = time.process_time() - start
+    return {**found, "cpu_seconds": time.process_time() - start}
+
+
+def report(args: argparse.Namespace, found: Mapping[Any, Any]) -> dict[str, Any]:
+    """Give the tables and the verdicts, and draw the gaps."""
+    result = dict(found)
     draw(result, args.plot)
-    found = list(verdicts(result))
-    shown = [*tables(result), verdict_table("Verdicts", found)]
-    return {
-        **result,
-        "verdicts": [asdict(v) for v in found],
-        "tables": [asdict(table) for table in shown],
-    }
+    seconds = sum(own["cpu_seconds"] for own in found.values())
+    plain = {**result, "cpu_seconds": seconds}
+    return figures(plain, list(verdicts(result)), list(tables(result)), "Verdicts")
 
 
 def verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:

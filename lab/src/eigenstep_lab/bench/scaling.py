@@ -14,10 +14,12 @@ import argparse
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from .. import plotting as plots
-from ..console import UserError, track
+from ..behavior import behavior
+from ..console import UserError
 from ..cost.model import (
     GPUS,
     MODELS,
@@ -31,7 +33,8 @@ from ..cost.model import (
 )
 from ..cost.runs import MEASURED, WAYS, Ranks, gpt, measure_ranks, measure_single, trained
 from ..lines import look
-from ..results import Table, Verdict, verdict_table
+from ..results import Table, Verdict
+from ..study import Cell, Plans, figures
 
 DRAWN = ("124 M", "7 B", "70 B")
 
@@ -49,35 +52,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Compute the model, measure, compare and draw."""
+def cells(args: argparse.Namespace, found: Mapping[Any, Any]) -> Plans:
+    """List what is measured: one process, by optimizer, and ranks."""
     if args.width < 4 or args.width % 4:
         raise UserError(f"--width must be a multiple of 4, got {args.width}")
-    modeled = {name: model_costs(name) for name in track(MODELS, "Model")}
+    code = behavior("spectral", "fast")
+    plans: dict[Any, Cell] = {}
+    for name in MEASURED:
+        key = {"width": args.width, "optimizer": name}
+        ours = code if name.startswith("Spectral") else ""
+        plans["single", name] = Cell(key, partial(compare_single, name, args.width), ours)
+    plans["serial",] = Cell({"serial": args.width}, partial(serial_of, args.width), code)
+    if not args.no_ranks:
+        plans["ranks",] = Cell({"ranks": args.width}, partial(measure_ranks, args.width), code)
+    return plans
+
+
+def report(args: argparse.Namespace, found: Mapping[Any, Any]) -> dict[str, Any]:
+    """Compute the model, compare it with what was measured, and draw."""
+    modeled = {name: model_costs(name) for name in MODELS}
     draw(modeled, args.plot)
-    shapes = [(name, tuple(p.shape)) for name, p in gpt(args.width).named_parameters()]
-    single = {name: compare_single(name, shapes) for name in track(MEASURED, "One process")}
-    serial = trained(gpt(args.width))
-    ranks = {} if args.no_ranks else measure_ranks(args.width)
+    shapes = shapes_of(args.width)
+    single = {name[1]: value for name, value in found.items() if name[0] == "single"}
+    serial = found["serial",]
+    ranks = found.get(("ranks",), {})
     verdicts = [
         *single_verdicts(single),
         *ranks_verdicts(ranks, shapes, serial),
         *rival_verdicts(modeled),
     ]
-    tables = [model_table(name, costs) for name, costs in modeled.items()] + [single_table(single)]
-    tables += [ranks_table(ranks, shapes, serial)] if ranks else []
-    tables += [verdict_table("What holds", verdicts)]
-    return {
-        "models": {
-            name: {key: [asdict(c) for c in row] for key, row in costs.items()}
-            for name, costs in modeled.items()
-        },
-        "single": single,
-        "serial": serial,
-        "ranks": ranks,
-        "verdicts": [{**asdict(v), "holds": v.holds} for v in verdicts],
-        "tables": [asdict(table) for table in tables],
+    tables = [*(model_table(*costs) for costs in modeled.items()), single_table(single)]
+    if ranks:
+        tables.append(ranks_table(ranks, shapes, serial))
+    models = {
+        name: {key: [asdict(c) for c in row] for key, row in costs.items()}
+        for name, costs in modeled.items()
     }
+    plain = {"models": models, "single": single, "serial": serial, "ranks": ranks}
+    return figures(plain, verdicts, tables, "What holds")
+
+
+def shapes_of(width: int) -> Shapes:
+    """List the parameters of the measured network."""
+    return [(name, tuple(p.shape)) for name, p in gpt(width).named_parameters()]
+
+
+def serial_of(width: int) -> dict[str, float]:
+    """Measure one process that trains."""
+    return dict(trained(gpt(width)))
 
 
 Costs = Mapping[str, list[Cost]]
@@ -174,8 +196,9 @@ def draw(modeled: Mapping[str, Costs], path: str) -> None:
     plots.save(drawn, path)
 
 
-def compare_single(name: str, shapes: Shapes) -> dict[str, float]:
+def compare_single(name: str, width: int) -> dict[str, float]:
     """Measure one process, and say what the model expects."""
+    shapes = shapes_of(width)
     units = OPTIMIZERS[name].units(shapes)
     model = {
         f"modeled {key}": sum(u.pieces * getattr(u, key) for u in units)
