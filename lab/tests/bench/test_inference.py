@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from eigenstep.inference import Gaussian
+from eigenstep_lab import cli
 from eigenstep_lab.bench import inference
 from eigenstep_lab.bench.inference_fits import linearized
 from eigenstep_lab.bench.inference_predictions import predictive
