@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from eigenstep_lab import cli
 from eigenstep_lab.bench import search, search_bbob, search_large, search_mixed, search_verdicts
 from eigenstep_lab.bench.search_mixed import SAMPLERS
 from eigenstep_lab.bench.search_peers import PEERS, TOLX, Counted, Over
-from eigenstep_lab.console import UserError
 from search.problems import sphere
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results" / "search.json"
@@ -73,56 +73,37 @@ def test_least_values_of_bbob() -> None:
     assert problem(np.zeros(2)) > least
 
 
-def test_pieces_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hits_of_bbob(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cocoex")
     monkeypatch.setattr(search_bbob, "BUDGET", 20)
-    hits = search_bbob.run_function(tmp_path, "eigenstep", 1, 2, range(1, 3))
-    assert len(hits) == 2
-    assert len(hits[0]) == len(search_bbob.TARGETS)
-    assert math.isinf(hits[0][-1])
-    monkeypatch.setattr(search_bbob, "PEERS", {})  # a second computation would fail
-    assert search_bbob.run_function(tmp_path, "eigenstep", 1, 2, range(1, 3)) == hits
-    next(tmp_path.iterdir()).write_text("{")
-    with pytest.raises(UserError, match="delete it"):
-        search_bbob.run_function(tmp_path, "eigenstep", 1, 2, range(1, 3))
+    hits = search_bbob.run_instance("eigenstep", 1, 2, 1)
+    assert len(hits) == len(search_bbob.TARGETS)
+    assert math.isinf(hits[-1])
 
 
-def test_command_on_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_on_a_miniature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: Callable[..., dict[str, Any]]
+) -> None:
     for package in ("cma", "cmaes"):
         pytest.importorskip(package)
     monkeypatch.setattr(search, "OVERHEAD_DIMENSIONS", (3,))
-    options = [
-        "--parts",
-        "functions",
-        "restarts",
-        "overhead",
-        "--function-dimensions",
-        "3",
-        "--seeds",
-        "2",
-    ]
-    places = [
-        "--directory",
-        str(tmp_path),
-        "--plot",
-        str(tmp_path / "p.png"),
-        "--json",
-        str(tmp_path / "r.json"),
-    ]
-    small = ["--restart-seeds", "1", "--restart-budget", "100"]
-    assert cli.main(["bench", "search", *options, *small, *places]) == 0
-    result = json.loads((tmp_path / "r.json").read_text())["result"]
+    parts = ["--parts", "functions", "restarts", "overhead", "--function-dimensions", "3"]
+    small = ["--seeds", "2", "--restart-seeds", "1", "--restart-budget", "100"]
+    places = ["--results", str(tmp_path / "r.jsonl"), "--plot", str(tmp_path / "p.png")]
+    result = bench("search", *parts, *small, *places)
     assert set(result["functions"]["3"]) == set(search_verdicts.EASY)
     assert [v["holds"] for v in result["verdicts"]] == [
         v.holds for v in search_verdicts.verdicts(result)
     ]
     assert len(result["verdicts"]) == 3 + 2 + 1
     assert (tmp_path / "p.png").stat().st_size > 1000
+    monkeypatch.setattr(search, "PEERS", {})  # a second computation would fail
+    assert bench("search", *parts, *small, *places) == result
 
 
 @pytest.mark.filterwarnings("ignore:Argument ``with_margin``")
 def test_large_dimensions_and_optuna_on_a_miniature(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: Callable[..., dict[str, Any]]
 ) -> None:
     for package in ("cma", "cmaes", "crfmnes", "pypop7", "scipy"):
         pytest.importorskip(package)
@@ -130,16 +111,8 @@ def test_large_dimensions_and_optuna_on_a_miniature(
     monkeypatch.setattr(search_mixed, "TRIALS", 8)
     monkeypatch.setattr(search, "MIXED", ["sphere"])
     options = ["--parts", "ranked", "optuna", "--large-seeds", "1", "--optuna-seeds", "1"]
-    places = [
-        "--directory",
-        str(tmp_path),
-        "--plot",
-        str(tmp_path / "p.png"),
-        "--json",
-        str(tmp_path / "r.json"),
-    ]
-    assert cli.main(["bench", "search", *options, *places]) == 0
-    result = json.loads((tmp_path / "r.json").read_text())["result"]
+    places = ["--results", str(tmp_path / "r.jsonl"), "--plot", str(tmp_path / "p.png")]
+    result = bench("search", *options, *places)
     assert set(result["ranked"]) == set(search_large.RANKED)
     assert all(set(hits) == set(search_large.RANKED_SEARCHES) for hits in result["ranked"].values())
     assert set(result["optuna"]["sphere"]) == set(SAMPLERS) == set(search_mixed.samplers(0))

@@ -67,14 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the chosen benchmark, print its tables and, if asked, write what it returned."""
-    origin = versions()  # before anything is written: pictures may go into the repository
     if hasattr(args.benchmark, "run"):
-        result = args.benchmark.run(args)
-        behaviors: list[str] = []
-        if result is None:
-            return
-    else:
-        result, behaviors = study.run(args.benchmark, args)
+        args.benchmark.run(args)
+        return
+    origin = versions()  # before anything is written: pictures may go into the repository
+    result, behaviors = study.run(args.benchmark, args)
     for table in result.get("tables", ()):
         print_table(table["title"], table["columns"], table["rows"])
     if args.json:

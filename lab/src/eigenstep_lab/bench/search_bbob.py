@@ -9,7 +9,6 @@ over all functions, instances and targets, and the area under it, on a logarithm
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import os
 import tarfile
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..console import UserError, require_peer, write_json
+from ..console import UserError, require_peer
 from .search_peers import PEERS, TOLX, Array, Counted
 
 BUDGET = 1000
@@ -42,43 +41,17 @@ Hits = list[list[float]]
 """For each instance and target, the evaluations until it was reached."""
 
 
-def run_function(
-    directory: Path, peer: str, function: int, d: int, instances: Sequence[int]
-) -> Hits:
-    """Return the hits of one search on one function, from its file if there is one, else run it and
-    write the file.
-    """
-    path = directory / f"bbob-{peer}-d{d}-f{function}-i{instances[0]}-{instances[-1]}.json"
-    if path.exists():
-        return read_hits(path)
-    suite = require_peer("cocoex").Suite(
-        "bbob", f"instances: {instances[0]}-{instances[-1]}", f"dimensions: {d}"
-    )
-    hits = []
-    for instance in instances:
-        problem = suite.get_problem_by_function_dimension_instance(function, d, instance)
-        least = least_value(problem)
-        budget = SHORT.get(peer, BUDGET) * d
-        counted = Counted(problem, [least + target for target in TARGETS], budget)
-        seed = 100 * function + instance
-        PEERS[peer](counted, lambda rng: rng.uniform(-4, 4, d), 2.0, budget, "ipop", seed, TOLX)
-        hits.append(counted.hits)
-        problem.free()
-    write_json(path, hits)
-    return hits
-
-
-def read_hits(path: Path) -> Hits:
-    """Read a file of hits, in which targets that were not reached are null."""
-    try:
-        return [
-            [math.inf if hit is None else float(hit) for hit in row]
-            for row in json.loads(path.read_text())
-        ]
-    except (ValueError, TypeError) as error:
-        raise UserError(
-            f"{path} is damaged ({error}): delete it, and it will be computed again"
-        ) from error
+def run_instance(peer: str, function: int, d: int, instance: int) -> list[float]:
+    """Return the hits of one search on one instance of a function."""
+    suite = require_peer("cocoex").Suite("bbob", f"instances: {instance}", f"dimensions: {d}")
+    problem = suite.get_problem_by_function_dimension_instance(function, d, instance)
+    least = least_value(problem)
+    budget = SHORT.get(peer, BUDGET) * d
+    counted = Counted(problem, [least + target for target in TARGETS], budget)
+    seed = 100 * function + instance
+    PEERS[peer](counted, lambda rng: rng.uniform(-4, 4, d), 2.0, budget, "ipop", seed, TOLX)
+    problem.free()
+    return counted.hits
 
 
 def least_value(problem: Any) -> float:
@@ -139,7 +112,7 @@ def ecdf(hits: Sequence[Sequence[float]], d: int, at: Array) -> Array:
 
 
 def summarize(
-    found: Mapping[int, Mapping[str, Mapping[int, Hits]]], instances: str
+    found: Mapping[int, Mapping[str, Mapping[Any, Hits]]], instances: str
 ) -> dict[str, Any]:
     """Return areas and curves by dimension and search, and the area on each function.
 
@@ -149,7 +122,7 @@ def summarize(
     """
     at = np.logspace(0, math.log10(BUDGET), 61)
 
-    def entry(functions: Mapping[int, Hits], d: int, most: int) -> dict[str, Any]:
+    def entry(functions: Mapping[Any, Hits], d: int, most: int) -> dict[str, Any]:
         rows = [row for hits in functions.values() for row in hits]
         return {
             "area": area(rows, d) if most == BUDGET else None,
