@@ -117,13 +117,6 @@ class TestClaimApprox1TraceIdentity:
     ``S``.
     """
 
-    def test_two_factors_in_the_papers_words(self) -> None:
-        S, G = random_kronecker([3, 4]), torch.randn(3, 4)
-        C, K = (factor.dense(-1) for factor in S.factors)
-        want = torch.trace(C @ G @ K @ G.T) / (12 * S.scale)
-        for factor, w in zip(S.factors, project(S, OuterProducts(G[None])), strict=True):
-            assert_close((w.diag() / factor.eigs).mean(), want)
-
     def test_any_factors_and_curvature(self) -> None:
         S = random_kronecker([2, 3, 2, 2], ["full", "diagonal", "full", "identity"])
         H = random_symmetric(24)
@@ -171,26 +164,14 @@ class TestClaimApprox2MergedUpdate:
 
         assert order_of(error) == pytest.approx(2, abs=0.1)
 
-    def test_truncated_factors_are_centered_logarithms(self) -> None:
-        """``d = exp(log n - mean log n)`` and ``alpha`` grows by the mean over factors of ``mean
-        log n``.
-        """
-        lr, S, G = 0.05, random_kronecker([3, 4, 2]), torch.randn(3, 4, 2)
-        new = update(S, OuterProducts(G[None]), lr=lr, positive=truncated_exp)
-        logs = []
-        for a, b, w in zip(new.factors, S.factors, project(S, OuterProducts(G[None])), strict=True):
-            logs.append(((1 - lr) * b.eigs + lr * w.diag()).log())
-            assert_close(a.eigs, (logs[-1] - logs[-1].mean()).exp())
-        assert_close(new.scale, S.scale * torch.stack([log.mean() for log in logs]).mean().exp())
-
 
 class TestLastClaimCayleyMap:
     """The Cayley map is well defined on skew-symmetric matrices and injective, with a closed-form
     inverse.
     """
 
-    @pytest.mark.parametrize("size", [0.0, 1e-6, 1.0, 100.0])
-    @pytest.mark.parametrize("n", [1, 2, 3, 8])
+    @pytest.mark.parametrize("size", [0.0, 1.0, 100.0])
+    @pytest.mark.parametrize("n", [1, 8])
     def test_well_defined_with_orthogonal_values(self, n: int, size: float) -> None:
         N = random_skew(n, (50,), size)
         assert torch.linalg.svdvals(torch.eye(n) - N).min() >= 1 - 1e-12
@@ -209,14 +190,6 @@ class TestLastClaimCayleyMap:
         back = inverse_cayley(Q)
         assert_close(back, N, rtol=1e-7, atol=1e-9 * size)
         assert torch.pdist(Q.flatten(1)).min() > 0
-
-    def test_inverse_takes_any_rotation_without_half_turns(self) -> None:
-        Q = torch.linalg.matrix_exp(random_skew(4, (200,)))
-        keep = torch.linalg.svdvals(torch.eye(4) + Q)[:, -1] > 0.05
-        assert keep.sum() > 50
-        N = inverse_cayley(Q[keep])
-        assert_close(N, -N.mT, rtol=1e-9, atol=1e-9)
-        assert_close(cayley(N), Q[keep], rtol=1e-9, atol=1e-9)
 
 
 def test_diagonal_structure_never_rotates() -> None:

@@ -30,7 +30,7 @@ KINDS = ("random", "tied", "all tied", "diagonal", "small", "large")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(1,), (2,), (7,), (30,), (3, 5), (2, 3, 4)])
+@pytest.mark.parametrize("shape", [(1,), (30,), (2, 3, 4)])
 def test_the_whole_step_is_that_of_torch(shape: tuple[int, ...], kind: str) -> None:
     A = averages(shape, kind)
     N, tensor = numpy_twin.bounded(A), torch.from_numpy(A)
@@ -50,18 +50,6 @@ def test_the_whole_step_is_that_of_torch(shape: tuple[int, ...], kind: str) -> N
     )
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-9, 1.0, 1e3])
-def test_the_map_is_that_of_torch_for_any_generator(size: float) -> None:
-    N = size * np.random.default_rng(0).standard_normal((3, 6, 6))
-    N = N - N.swapaxes(-2, -1)
-    np.testing.assert_allclose(
-        numpy_twin.cayley(N),
-        step.cayley(torch.from_numpy(N)).numpy(),
-        rtol=1e-12,
-        atol=1e-12 * max(size, 1.0),
-    )
-
-
 def test_huge_generators_are_cut_where_torch_cuts_them() -> None:
     N = np.array([[0.0, 1e200], [-1e200, 0.0]])
     np.testing.assert_allclose(
@@ -77,16 +65,6 @@ def test_bases_are_mended_as_in_torch(batch: tuple[int, ...]) -> None:
     )
     want = step.reorthonormalize(torch.from_numpy(bent)).numpy()
     np.testing.assert_allclose(numpy_twin.reorthonormalize(bent), want, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("gap", "limit"), [(1.0, 1e-8), (-1.0, 1e-8), (1e-3, 0.3e-3), (0.0, 0.3e-3)]
-)
-def test_one_turn_diagonalizes_two_by_two_matrices(gap: float, limit: float) -> None:
-    """Up to the cube of the angle: it removes small ones, and most of the largest, 45 degrees."""
-    A = np.array([[1 + gap, 1e-3], [1e-3, 1.0]])
-    Q = numpy_twin.cayley(numpy_twin.bounded(A))
-    assert abs((Q.T @ A @ Q)[0, 1]) < limit
 
 
 @pytest.mark.parametrize("off", [0.0, 1e-310, 1e-170, 1e-90])

@@ -29,7 +29,6 @@ from .cases import (
     at,
     dense_oracle,
     indices,
-    kron,
     matrix_power,
     parts,
     random_full,
@@ -59,14 +58,6 @@ class TestAgainstDenseOracle:
         for power in POWERS:
             want = torch.einsum("...ij,l...j->l...i", matrix_power(oracle, power), flat(S, x))
             assert_close(flat(S, S.matmul(x, power)), want, rtol=1e-11, atol=1e-11)
-
-    def test_rotation_diagonalizes(self, S: SPD, oracle: Tensor) -> None:
-        """Rotating is orthogonal, and in the rotated frame ``S`` is its spectrum."""
-        x = events(S, 2)
-        assert_close(S.unrotate(S.rotate(x)), x, rtol=1e-12, atol=1e-12)
-        assert_close(S.rotate(x).norm(), x.norm())
-        sx = torch.einsum("...ij,l...j->l...i", oracle, flat(S, x)).reshape(x.shape)
-        assert_close(S.rotate(sx), S.spectrum * S.rotate(x), rtol=1e-11, atol=1e-11)
 
     @pytest.mark.parametrize("power", [-1.0, 1.0])
     def test_sample_covariance(self, structure: str, power: float) -> None:
@@ -222,17 +213,6 @@ class TestProjectionOntoKronecker:
         want = torch.einsum("...ij,...kl->...ikjl", left, v[..., 0, :].reshape(*batch, m, m))
         got = nearest_kronecker(matrix, [n, m])
         assert_close(got.dense(), want.reshape(*batch, n * m, n * m), rtol=1e-9, atol=1e-9)
-
-    def test_identity_factor_averages_the_blocks(self) -> None:
-        matrix = random_spd(12)
-        got = nearest_kronecker(matrix, [3, 4], ["identity", "full"])
-        blocks = matrix.reshape(3, 4, 3, 4)
-        mean = torch.stack([blocks[i, :, i] for i in range(3)]).mean(0)
-        assert_close(got.dense(), kron([torch.eye(3), mean]))
-
-    def test_diagonal_keeps_the_diagonal(self) -> None:
-        matrix = random_spd(5, (2,))
-        assert_close(Diagonal.from_dense(matrix).eigs, matrix.diagonal(dim1=-2, dim2=-1))
 
 
 class TestUnitDeterminant:
