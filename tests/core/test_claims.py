@@ -78,7 +78,7 @@ class TestClaim2FirstOrderEquality:
                 Dense(H),
                 lr=lr,
                 decay=decay,
-                turning=Turning(rotation=rotation, rayleigh=rayleigh),
+                turning=Turning(rotation, rayleigh=rayleigh),
             )
             return float((new.dense() - ((1 - lr * decay) * S.dense() + lr * H)).norm())
 
@@ -94,7 +94,7 @@ class TestClaim2FirstOrderEquality:
         def error(lr: float) -> float:
             S, want = start, start.dense()
             for g in gradients:
-                S = update(S, OuterProducts(g[None]), lr=lr, turning=Turning(rotation=rotation))
+                S = update(S, OuterProducts(g[None]), lr=lr, turning=Turning(rotation))
                 want = (1 - lr) * want + lr * torch.outer(g, g)
             return float((S.dense() - want).norm())
 
@@ -155,7 +155,7 @@ class TestClaimApprox2MergedUpdate:
                     curvature,
                     lr=lr,
                     decay=decay,
-                    turning=Turning(rotation=moore_penrose),
+                    turning=Turning("moore_penrose"),
                     positive=positive,
                 )
                 for positive in (exp, truncated_exp)

@@ -18,9 +18,8 @@ from torch.testing import assert_close
 
 from eigenstep.core.curvature import Dense
 from eigenstep.core.matrices import Full, Kronecker
-from eigenstep.core.step import Turning, cayley, exp, moore_penrose
+from eigenstep.core.step import Turning, cayley, exp
 from eigenstep.core.update import update
-from eigenstep_lab.baselines.van_loan import nearest_kronecker
 
 from .cases import (
     defect,
@@ -74,11 +73,7 @@ class TestClaim1LinearInvariance:
         S = random_diagonal(n)
         curvatures = [random_symmetric(n) for _ in range(5)]
         U = torch.randn(n, n + extra)
-        lam = (
-            torch.linalg.lstsq(U, S.eigs.log()).solution
-            if not extra
-            else U.pinverse() @ S.eigs.log()
-        )
+        lam = U.pinverse() @ S.eigs.log()
         zero = torch.zeros(n)
 
         for H in curvatures:
@@ -96,9 +91,8 @@ class TestClaim1LinearInvariance:
 
             metric = hessian(kl)(lam)
             assert torch.linalg.matrix_rank(metric, hermitian=True) == n
-            lam = lam - lr * torch.linalg.pinv(metric, hermitian=True, rtol=1e-9) @ grad(objective)(
-                lam
-            )
+            inverse = torch.linalg.pinv(metric, hermitian=True, rtol=1e-9)
+            lam = lam - lr * inverse @ grad(objective)(lam)
             S = update(S, Dense(H), lr=lr, decay=decay)
             assert_close(U @ lam, S.eigs.log(), rtol=1e-10, atol=1e-10)
 
@@ -118,13 +112,45 @@ def test_claim_3_local_coordinates_satisfy_the_constraints(n: int, size: float) 
     assert defect(B.mT) < 1e-10
 
 
-class FullCoordinates:
-    """The paper's local coordinates ``(m, vecTril(M), delta)`` of a full-matrix Gaussian around a
-    point.
-    """
+class Coordinates:
+    """Local coordinates of a Gaussian around a point, in blocks of the given sizes."""
+
+    sizes: list[int]
+    here: Tensor
+
+    def precision(self, coordinates: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def mean(self, coordinates: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def origin(self) -> Tensor:
+        return torch.zeros(sum(self.sizes))
+
+    def metric(self) -> Tensor:
+        zero = torch.zeros(len(self.here))
+
+        def kl(c: Tensor) -> Tensor:
+            return divergence(self.mean(c), self.precision(c), zero, self.here)
+
+        return hessian(kl)(self.origin())
+
+    def natural_step(self, H: Tensor, decay: float, lr: float) -> Tensor:
+        """Return a step of Riemannian gradient descent on the variational objective."""
+
+        def objective(c: Tensor) -> Tensor:
+            precision = self.precision(c)
+            curved = torch.linalg.solve(precision, H).trace()
+            return 0.5 * (curved + decay * torch.linalg.slogdet(precision)[1])
+
+        return -lr * torch.linalg.solve(self.metric(), grad(objective)(self.origin()))
+
+
+class FullCoordinates(Coordinates):
+    """The paper's local coordinates ``(m, vecTril(M), delta)`` of a full-matrix Gaussian."""
 
     def __init__(self, S: Full) -> None:
-        self.S, self.n = S, S.sizes[0]
+        self.S, self.n, self.here = S, S.sizes[0], S.dense()
         self.sizes = [self.n, self.n * (self.n - 1) // 2, self.n]
 
     def precision(self, coordinates: Tensor) -> Tensor:
@@ -135,17 +161,8 @@ class FullCoordinates:
     def mean(self, coordinates: Tensor) -> Tensor:
         return self.S.basis @ (self.S.eigs.rsqrt() * torch.split(coordinates, self.sizes)[2])
 
-    def origin(self) -> Tensor:
-        return torch.zeros(sum(self.sizes))
 
-    def metric(self) -> Tensor:
-        zero, here = torch.zeros(self.n), self.S.dense()
-        return hessian(lambda c: divergence(self.mean(c), self.precision(c), zero, here))(
-            self.origin()
-        )
-
-
-class KroneckerCoordinates:
+class KroneckerCoordinates(Coordinates):
     """The paper's local coordinates of a matrix Gaussian: ``n`` for alpha, ``m`` and ``M`` per
     factor, ``delta``.
 
@@ -153,11 +170,11 @@ class KroneckerCoordinates:
     """
 
     def __init__(self, S: Kronecker, with_scale: bool = True) -> None:
-        self.S, self.with_scale, self.total = S, with_scale, math.prod(S.sizes)
+        self.S, self.with_scale, self.here = S, with_scale, S.dense()
         self.sizes = [1]
         for n in S.sizes:
             self.sizes += [n - 1, n * (n - 1) // 2]
-        self.sizes.append(self.total)
+        self.sizes.append(len(self.here))
 
     def precision(self, coordinates: Tensor) -> Tensor:
         blocks = torch.split(coordinates, self.sizes)
@@ -174,15 +191,6 @@ class KroneckerCoordinates:
         delta = torch.split(coordinates, self.sizes)[-1].reshape(self.S.sizes)
         spectrum = self.S.spectrum if self.with_scale else self.S.spectrum / self.S.scale
         return self.S.unrotate(delta / spectrum.sqrt()).flatten()
-
-    def origin(self) -> Tensor:
-        return torch.zeros(sum(self.sizes))
-
-    def metric(self) -> Tensor:
-        zero, here = torch.zeros(self.total), self.S.dense()
-        return hessian(lambda c: divergence(self.mean(c), self.precision(c), zero, here))(
-            self.origin()
-        )
 
 
 class TestClaim5FisherMetricOfFullMatrix:
@@ -218,13 +226,6 @@ class TestClaim6UniqueKroneckerFactors:
         for a, b in zip(again.factors, S.factors, strict=True):
             assert_close(a.dense(), b.dense(), rtol=1e-12, atol=1e-12)
             assert_close(torch.linalg.det(a.dense()), torch.tensor(1.0), rtol=1e-11, atol=1e-11)
-
-    def test_recovered_from_the_dense_matrix(self) -> None:
-        S = random_kronecker([3, 4])
-        again = nearest_kronecker(S.dense(), [3, 4])
-        assert_close(again.scale, S.scale)
-        for a, b in zip(again.factors, S.factors, strict=True):
-            assert_close(a.dense(), b.dense())
 
     def test_scale_is_the_geometric_mean_of_the_spectrum(self) -> None:
         S = random_kronecker([3, 4, 2])
@@ -279,24 +280,16 @@ class TestNaturalGradientsInLocalCoordinates:
     ``update`` uses.
     """
 
-    @pytest.mark.parametrize("decay", [0.0, 0.4, 1.0])
+    @pytest.mark.parametrize("decay", [0.0, 0.4])
     def test_full(self, decay: float) -> None:
         n, lr = 5, 0.03
         S, H = random_full(n), random_symmetric(n)
         coordinates = FullCoordinates(S)
 
-        def objective(c: Tensor) -> Tensor:
-            precision = coordinates.precision(c)
-            return (
-                0.5 * torch.linalg.solve(precision, H).trace()
-                + 0.5 * decay * torch.linalg.slogdet(precision)[1]
-            )
-
-        gradient = grad(objective)(coordinates.origin())
-        step = -lr * torch.linalg.solve(coordinates.metric(), gradient)
+        step = coordinates.natural_step(H, decay, lr)
         m, lower, delta = torch.split(step, coordinates.sizes)
         assert delta.abs().max() == 0
-        new = update(S, Dense(H), lr=lr, decay=decay, turning=Turning(rotation=moore_penrose))
+        new = update(S, Dense(H), lr=lr, decay=decay, turning=Turning("moore_penrose"))
         assert_close(new.eigs, S.eigs * m.exp(), rtol=1e-10, atol=1e-10)
         assert_close(new.basis, S.basis @ cayley(lower_to_skew(lower, n)), rtol=1e-10, atol=1e-10)
 
@@ -335,16 +328,8 @@ class TestNaturalGradientsInLocalCoordinates:
         H = random_symmetric(math.prod(sizes))
         coordinates = KroneckerCoordinates(S)
 
-        def objective(c: Tensor) -> Tensor:
-            precision = coordinates.precision(c)
-            return (
-                0.5 * torch.linalg.solve(precision, H).trace()
-                + 0.5 * decay * torch.linalg.slogdet(precision)[1]
-            )
-
-        gradient = grad(objective)(coordinates.origin())
-        step = -lr * torch.linalg.solve(coordinates.metric(), gradient)
-        new = update(S, Dense(H), lr=lr, decay=decay, turning=Turning(rotation=moore_penrose))
+        step = coordinates.natural_step(H, decay, lr)
+        new = update(S, Dense(H), lr=lr, decay=decay, turning=Turning("moore_penrose"))
         blocks = torch.split(step, coordinates.sizes)
         assert_close(new.scale, S.scale * blocks[0][0].exp(), rtol=1e-10, atol=1e-10)
         assert_close(new.dense(), coordinates.precision(step), rtol=1e-10, atol=1e-10)

@@ -153,6 +153,6 @@ class TestLeavingATie:
     def test_the_papers_rotations_are_stuck_for_ever(self, rotation: Rotation) -> None:
         H, S = self.correlation(), Full.identity(8)
         for _ in range(600):
-            S = update(S, Dense(H), lr=0.2, turning=Turning(rotation=rotation))
+            S = update(S, Dense(H), lr=0.2, turning=Turning(rotation))
         assert_close(S.dense(), torch.eye(8))
         assert (S.dense() - H).norm() > 0.5

@@ -224,7 +224,7 @@ class TestPapersBoxesToTheLetter:
                 gradient_outer_product(G),
                 lr=beta,
                 decay=gamma,
-                turning=Turning(rotation=moore_penrose),
+                turning=Turning("moore_penrose"),
             )
             self.compare(S, alpha, (BC, BK), (dC, dK))
 
@@ -275,7 +275,7 @@ class TestPapersBoxesToTheLetter:
                 lr=beta,
                 decay=gamma,
                 damping=lam,
-                turning=Turning(rotation=rotation, map=orthogonal),
+                turning=Turning(rotation, map=orthogonal),
                 positive=truncated_exp,
             )
             self.compare(S, alpha, (BC, BK), (dC, dK))
@@ -298,7 +298,7 @@ class TestFixedPoints:
     @pytest.mark.parametrize("rotation", [bounded, partial(bounded, pairwise=True), moore_penrose])
     def test_matrix_that_equals_its_curvature_stays(self, rotation: Rotation) -> None:
         for S in (random_full(5), random_kronecker([3, 4])):
-            new = update(S, Dense(S.dense()), lr=0.3, turning=Turning(rotation=rotation))
+            new = update(S, Dense(S.dense()), lr=0.3, turning=Turning(rotation))
             close(new.dense(), S.dense())
 
     def test_kronecker_learns_a_kronecker_product(self) -> None:

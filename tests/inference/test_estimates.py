@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from eigenstep import Dense, Diagonal, Full, OuterProducts
 from eigenstep.core.curvature import project
@@ -66,7 +67,7 @@ def test_what_a_model_gives_is_summed_up(S: Full | Diagonal) -> None:
     raw = model.gauss_newton(torch.cat([half, -half]))
     assert isinstance(raw, OuterProducts)
     assert isinstance(found.curvatures[ONLY], Dense)
-    torch.testing.assert_close(project(S, found.curvatures[ONLY]), project(S, raw))
+    assert_close(project(S, found.curvatures[ONLY]), project(S, raw))
 
 
 @pytest.mark.parametrize("source", ["hessian", "gradient-outer-product"])
@@ -79,12 +80,10 @@ def test_combined_estimates_are_their_mean(source: str) -> None:
     both = combine(found)
     assert both.value == pytest.approx(sum(each.value for each in found) / 3)
     assert both.error == pytest.approx(sum(each.error**2 for each in found) ** 0.5 / 3)
-    torch.testing.assert_close(
+    assert_close(
         both.gradients[ONLY], torch.stack([each.gradients[ONLY] for each in found]).mean(0)
     )
-    torch.testing.assert_close(
-        dense(q, both), torch.stack([dense(q, each) for each in found]).mean(0)
-    )
+    assert_close(dense(q, both), torch.stack([dense(q, each) for each in found]).mean(0))
 
 
 @pytest.mark.parametrize(
@@ -94,8 +93,8 @@ def test_no_noise_at_a_gaussian_posterior(source: str) -> None:
     H, center = random_spd(5), torch.randn(5)
     q = Gaussian.start(center, Full.from_dense(H))
     found = estimate(Target(quadratic(H, center)), q, source, 6, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(dense(q, found), H)
-    torch.testing.assert_close(found.gradients[ONLY], torch.zeros(5), atol=1e-12, rtol=0)
+    assert_close(dense(q, found), H)
+    assert_close(found.gradients[ONLY], torch.zeros(5), atol=1e-12, rtol=0)
     assert found.error < 1e-12
     assert found.value == pytest.approx(
         0.5 * torch.logdet(H).item() - 2.5 * torch.log(torch.tensor(2 * torch.pi)).item()
@@ -110,7 +109,7 @@ def test_functions_of_the_parameters_as_curvature() -> None:
         found = estimate(
             Target(quadratic(H, center)), q, curvature, 2, torch.Generator().manual_seed(0)
         )
-        torch.testing.assert_close(dense(q, found), H)
+        assert_close(dense(q, found), H)
 
 
 def test_counts_and_loops_in_place_of_vmap() -> None:
@@ -121,7 +120,7 @@ def test_counts_and_loops_in_place_of_vmap() -> None:
         fast, slow = Target(quadratic(H, center)), Target(quadratic(H, center), vectorize=False)
         a, b = (estimate(t, q, source, 6, torch.Generator().manual_seed(0)) for t in (fast, slow))
         assert a.value == pytest.approx(b.value)
-        torch.testing.assert_close(dense(q, a), dense(q, b))
+        assert_close(dense(q, a), dense(q, b))
         assert (fast.ngrad, fast.nfev) == (slow.ngrad, slow.nfev)
         counts[source] = fast.ngrad, fast.nfev
     assert counts == {"hessian": (6 + 6 * 4, 0), "reparametrization": (6, 0), "reinforce": (0, 6)}

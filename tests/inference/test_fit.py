@@ -14,6 +14,7 @@ import torch
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
+from torch.testing import assert_close
 
 from eigenstep import Diagonal, Full, Kronecker
 from eigenstep.inference import FitResult, fit_gaussian, laplace
@@ -47,10 +48,8 @@ class TestLinearGaussian:
         mean = torch.linalg.solve(precision, inputs.T @ targets / 0.64)
         found = fit_gaussian(model, torch.zeros(5), 2.0, curvature=source, tol=1e-13, max_iter=2000)
         assert found.success
-        torch.testing.assert_close(found.mean, mean, atol=1e-6, rtol=0)
-        torch.testing.assert_close(
-            found.posterior.covariance(), torch.linalg.inv(precision), atol=1e-6, rtol=0
-        )
+        assert_close(found.mean, mean, atol=1e-6, rtol=0)
+        assert_close(found.posterior.covariance(), torch.linalg.inv(precision), atol=1e-6, rtol=0)
         total = 0.64 * torch.eye(len(inputs)) + inputs @ inputs.T / 2
         evidence = torch.distributions.MultivariateNormal(torch.zeros(len(inputs)), total).log_prob(
             targets
@@ -80,8 +79,8 @@ class TestLinearGaussian:
         )
         assert found.success
         assert isinstance(found.precision, Kronecker)
-        torch.testing.assert_close(found.mean, center, atol=1e-6, rtol=0)
-        torch.testing.assert_close(found.precision.dense(), H, atol=1e-5, rtol=0)
+        assert_close(found.mean, center, atol=1e-6, rtol=0)
+        assert_close(found.precision.dense(), H, atol=1e-5, rtol=0)
 
     def test_blocks(self) -> None:
         H = random_spd(5, 3.0)
@@ -93,16 +92,14 @@ class TestLinearGaussian:
         start = {"a": torch.zeros(3, 1), "b": torch.zeros(2)}
         found = fit_gaussian(log_joint, start, {"a": "full", "b": "diagonal"}, tol=1e-14)
         assert isinstance(found.precision, dict)
-        torch.testing.assert_close(found.mean["b"], torch.ones(2), atol=1e-6, rtol=0)
-        torch.testing.assert_close(found.precision["a"].dense(), H[:3, :3], atol=1e-6, rtol=0)
+        assert_close(found.mean["b"], torch.ones(2), atol=1e-6, rtol=0)
+        assert_close(found.precision["a"].dense(), H[:3, :3], atol=1e-6, rtol=0)
 
     def test_first_order_steps_end_at_the_same_posterior(self) -> None:
         H, center = random_spd(4, 10.0), torch.randn(4)
         found = fit_gaussian(quadratic(H, center), torch.zeros(4), tol=1e-14, exact=False)
         assert found.success
-        torch.testing.assert_close(
-            found.posterior.covariance(), torch.linalg.inv(H), atol=1e-6, rtol=0
-        )
+        assert_close(found.posterior.covariance(), torch.linalg.inv(H), atol=1e-6, rtol=0)
 
 
 class TestNewton:
@@ -114,10 +111,10 @@ class TestNewton:
             .fit(inputs.numpy(), targets.numpy())
             .coef_[0]
         )
-        torch.testing.assert_close(found.mean, torch.tensor(mode), atol=1e-6, rtol=0)
+        assert_close(found.mean, torch.tensor(mode), atol=1e-6, rtol=0)
         p = (inputs @ found.mean).sigmoid()
         hessian = inputs.T @ ((p * (1 - p))[:, None] * inputs) + 0.5 * torch.eye(3)
-        torch.testing.assert_close(found.precision.dense(), hessian, atol=1e-8, rtol=1e-8)  # type: ignore[union-attr]
+        assert_close(found.precision.dense(), hessian, atol=1e-8, rtol=1e-8)  # type: ignore[union-attr]
         assert found.nit < 10
 
     def test_from_a_saddle_it_finds_a_minimum(self) -> None:
@@ -131,18 +128,8 @@ class TestNewton:
         found = laplace(log_joint, torch.tensor([0.1, 0.5]))
         assert found.success
         assert found.history[0].lr < 1
-        torch.testing.assert_close(found.mean, torch.tensor([1.0, 0.0]), atol=1e-6, rtol=0)
-        torch.testing.assert_close(
-            found.posterior.covariance(), torch.diag(torch.tensor([1 / 8, 1 / 2]))
-        )
-
-    def test_steps_that_overshoot_are_shortened(self) -> None:
-        """Newton's method diverges on this function from here; a search for the step
-        size does not.
-        """
-        found = laplace(lambda w: -(1 + (5 * w[0]) ** 2).sqrt(), torch.tensor([3.0]))
-        assert found.success
-        assert abs(found.mean.item()) < 1e-6  # type: ignore[union-attr]
+        assert_close(found.mean, torch.tensor([1.0, 0.0]), atol=1e-6, rtol=0)
+        assert_close(found.posterior.covariance(), torch.diag(torch.tensor([1 / 8, 1 / 2])))
 
 
 class TestLogisticRegression:
@@ -158,16 +145,6 @@ class TestLogisticRegression:
         assert 0 <= gap < 1e-3
         assert found.elbo == pytest.approx(best, abs=1e-3 + 4 * found.elbo_error)
         assert (found.ngrad == 0) == (source == "reinforce")
-
-    def test_gradient_outer_products_are_biased(self) -> None:
-        inputs, targets = small_logistic()
-        exact = Quadrature(inputs, targets, 0.5)
-        best = exact.elbo(*exact.solve())
-        model = logistic_regression(inputs, targets, prior_precision=0.5)
-        found = fit_gaussian(
-            model, torch.zeros(3), curvature="empirical-fisher", samples=64, tol=3e-4
-        )
-        assert best - exact.elbo(found.mean, found.posterior.covariance()) > 2e-3  # type: ignore[arg-type]
 
     def test_the_bias_of_gradient_outer_products_is_what_theory_says(self) -> None:
         """For ``l = w^2 / 2 + w^4 / 4`` all moments are known, and so are both variances at which
@@ -243,9 +220,7 @@ class TestHostileProblems:
             assert found.success
             assert (found.precision.spectrum > 0).all()  # type: ignore[union-attr]
             assert ((found.mean - center) @ H @ (found.mean - center)).item() < 1e-3
-            torch.testing.assert_close(
-                found.posterior.covariance() @ H, torch.eye(4), rtol=0, atol=1e-2
-            )
+            assert_close(found.posterior.covariance() @ H, torch.eye(4), rtol=0, atol=1e-2)
 
     @pytest.mark.parametrize("exact", [True, False])
     def test_negative_curvature_between_two_modes(self, exact: bool) -> None:

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch.distributions import MultivariateNormal
+from torch.testing import assert_close
 
 from eigenstep import Diagonal, Full
 from eigenstep.inference import Gaussian
@@ -20,9 +21,9 @@ def test_density_entropy_and_covariance_of_one_block() -> None:
     q = Gaussian.start(mean, Full.from_dense(precision))
     want = MultivariateNormal(mean.flatten(), precision_matrix=precision)
     points = torch.randn(4, 2, 3)
-    torch.testing.assert_close(q.log_prob(points), want.log_prob(points.flatten(1)))
-    torch.testing.assert_close(q.covariance(), want.covariance_matrix)
-    torch.testing.assert_close(q.std(), want.stddev.reshape(2, 3))
+    assert_close(q.log_prob(points), want.log_prob(points.flatten(1)))
+    assert_close(q.covariance(), want.covariance_matrix)
+    assert_close(q.std(), want.stddev.reshape(2, 3))
 
 
 def test_blocks_are_independent() -> None:
@@ -39,7 +40,7 @@ def test_blocks_are_independent() -> None:
         )
         for n, S in q.precisions.items()
     ]
-    torch.testing.assert_close(q.log_prob(points), parts[0] + parts[1])
+    assert_close(q.log_prob(points), parts[0] + parts[1])
     assert q.size == 8
 
 
@@ -48,15 +49,15 @@ def test_samples_have_the_moments() -> None:
         torch.tensor([1.0, -2.0]), Full.from_dense(torch.tensor([[2.0, 1.0], [1.0, 3.0]]))
     )
     draws = q.sample(40000, torch.Generator().manual_seed(1))
-    torch.testing.assert_close(draws.mean(0), q.mean, atol=0.02, rtol=0)
-    torch.testing.assert_close(draws.T.cov(), q.covariance(), atol=0.02, rtol=0)
+    assert_close(draws.mean(0), q.mean, atol=0.02, rtol=0)
+    assert_close(draws.T.cov(), q.covariance(), atol=0.02, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["full", "diagonal", "kronecker"])
 def test_structures_start_at_the_identity(kind: str) -> None:
     q = Gaussian.start(torch.zeros(2, 3), kind)
-    torch.testing.assert_close(q.covariance(), torch.eye(6))
-    torch.testing.assert_close(Gaussian.start(torch.zeros(2), 4.0).covariance(), torch.eye(2) / 4)
+    assert_close(q.covariance(), torch.eye(6))
+    assert_close(Gaussian.start(torch.zeros(2), 4.0).covariance(), torch.eye(2) / 4)
 
 
 @pytest.mark.parametrize(

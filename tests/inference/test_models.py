@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Normal
 from torch.func import hessian
+from torch.testing import assert_close
 
 from eigenstep import OuterProducts
 from eigenstep.inference import Supervised
@@ -27,18 +28,16 @@ def test_log_densities() -> None:
     w, targets = torch.randn(3), torch.randn(40)
     prior = Normal(0, 2.0**-0.5).log_prob(w).sum()
     linear = linear_regression(inputs, targets, noise=0.3, prior_precision=2.0)
-    torch.testing.assert_close(linear(w), Normal(inputs @ w, 0.3).log_prob(targets).sum() + prior)
+    assert_close(linear(w), Normal(inputs @ w, 0.3).log_prob(targets).sum() + prior)
     logistic = logistic_regression(inputs, labels, prior_precision=2.0)
-    torch.testing.assert_close(
-        logistic(w), Bernoulli(logits=inputs @ w).log_prob(labels).sum() + prior
-    )
+    assert_close(logistic(w), Bernoulli(logits=inputs @ w).log_prob(labels).sum() + prior)
 
 
 def test_gauss_newton_is_the_hessian_of_a_linear_model() -> None:
     model = logistic_regression(*small_logistic(), prior_precision=2.0)
     points = torch.randn(4, 3)
     want = torch.stack([hessian(lambda w: -model(w))(w) for w in points]).mean(0)
-    torch.testing.assert_close(dense(model.gauss_newton(points)) + 2 * torch.eye(3), want)
+    assert_close(dense(model.gauss_newton(points)) + 2 * torch.eye(3), want)
 
 
 def test_empirical_fisher() -> None:
@@ -46,7 +45,7 @@ def test_empirical_fisher() -> None:
     points = torch.randn(2, 3)
     gradients = ((inputs @ points.T).sigmoid() - targets[:, None]).T[..., None] * inputs
     found = logistic_regression(inputs, targets).empirical_fisher(points)
-    torch.testing.assert_close(dense(found), torch.einsum("kni,knj->ij", gradients, gradients) / 2)
+    assert_close(dense(found), torch.einsum("kni,knj->ij", gradients, gradients) / 2)
 
 
 @pytest.fixture
@@ -60,16 +59,14 @@ def test_network(network: tuple[Supervised, dict[str, Tensor]]) -> None:
     hidden = (model.inputs @ start["0.weight"].T + start["0.bias"]).tanh()
     logits = hidden @ start["2.weight"].T + start["2.bias"]
     prior = sum(Normal(0, 2.0**0.5).log_prob(p).sum() for p in start.values())
-    torch.testing.assert_close(
-        model(start), Categorical(logits=logits).log_prob(model.targets).sum() + prior
-    )
+    assert_close(model(start), Categorical(logits=logits).log_prob(model.targets).sum() + prior)
     # The last layer enters linearly: there, Gauss-Newton is the Hessian.
     found = model.gauss_newton({name: p[None] for name, p in start.items()})
     assert isinstance(found, dict)
     want = hessian(lambda w: -model({**start, "2.weight": w}))(start["2.weight"]).reshape(
         9, 9
     ) - 0.5 * torch.eye(9)
-    torch.testing.assert_close(dense(found["2.weight"]), want)
+    assert_close(dense(found["2.weight"]), want)
 
 
 def test_minibatches_have_the_right_mean() -> None:
@@ -79,7 +76,7 @@ def test_minibatches_have_the_right_mean() -> None:
     values = torch.stack([batches(w) for _ in range(400)])
     assert (values.mean() - model(w)).abs() < 4 * values.std() / 20
     assert values.std() > 0.1
-    torch.testing.assert_close(Minibatches(model, 8)(w), model(w))
-    torch.testing.assert_close(
+    assert_close(Minibatches(model, 8)(w), model(w))
+    assert_close(
         dense(Minibatches(model, 8).gauss_newton(w[None])), dense(model.gauss_newton(w[None]))
     )

@@ -5,35 +5,28 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
+from torch.testing import assert_close
 
-from eigenstep import Dense, Diagonal, Full, Kronecker, OuterProducts
+from eigenstep import Dense, Diagonal, Full, Kronecker
 from eigenstep.inference.gaussian import NotPositiveDefinite, average, longest_step, tangent_vector
 from eigenstep_lab.baselines.van_loan import nearest_kronecker
 
 from .problems import random_spd
 
 
-@pytest.mark.parametrize("lr", [0.1, 1.0])
-@pytest.mark.parametrize("decay", [0.0, 1.0])
-@pytest.mark.parametrize("condition", [10.0, 1e6])
+@pytest.mark.parametrize(("lr", "decay", "condition"), [(0.1, 1.0, 10.0), (1.0, 0.0, 1e6)])
 def test_exact_average(lr: float, decay: float, condition: float) -> None:
     S, H = random_spd(8, condition), random_spd(8, condition)
     new = average(Full.from_dense(S), Dense(H), lr=lr, decay=decay, damping=0.3)
     want = (1 - lr * decay) * S + lr * (H + 0.3 * torch.eye(8))
-    torch.testing.assert_close(new.dense(), want, rtol=1e-12, atol=1e-12 * condition)
+    assert_close(new.dense(), want, rtol=1e-12, atol=1e-12 * condition)
     assert new.residual is None
-
-
-def test_exact_average_of_a_diagonal_and_of_outer_products() -> None:
-    vectors = torch.randn(3, 5)
-    new = average(Diagonal.identity(5, dtype=torch.float64), OuterProducts(vectors), lr=0.5)
-    torch.testing.assert_close(new.eigs, 0.5 + 0.5 * vectors.square().sum(0))
 
 
 def test_condition_1e12_from_the_identity_in_one_step() -> None:
     H = random_spd(20, 1e12)
     S = average(Full.identity(20, dtype=torch.float64), Dense(H), lr=1.0)
-    torch.testing.assert_close(S.dense(), H, rtol=0, atol=1e-14 * 1e12)
+    assert_close(S.dense(), H, rtol=0, atol=1e-14 * 1e12)
     assert (S.eigs > 0).all()
     assert S.condition().item() == pytest.approx(1e12, rel=1e-3)
 
@@ -54,7 +47,7 @@ def test_nothing_is_projected_where_the_average_is_indefinite() -> None:
     low, high = tangent_vector(S, H)[1:]
     assert (low, high) == pytest.approx((-3.0, 1.0))
     lr = longest_step(low, high, exact=True)
-    torch.testing.assert_close(average(S, H, lr=lr).eigs.min(), torch.tensor(0.25))
+    assert_close(average(S, H, lr=lr).eigs.min(), torch.tensor(0.25))
     assert average(S, H, lr=0.5, exact=False).eigs.min() > 0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import runpy
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,8 @@ def test_natural_gradients_find_the_best_gaussian_which_checks_its_bound(
     example: dict[str, Any],
 ) -> None:
     natural = gpytorch.variational.NaturalVariationalDistribution
-    assert (
-        abs(
-            example["gap"](natural, lambda params: gpytorch.optim.NGD(params, num_data=200, lr=0.1))
-        )
-        < 1e-4
-    )
-    assert example["gap"](natural, lambda params: torch.optim.Adam(params, lr=0.1)) > 1.0
+    gap = example["gap"](natural, partial(gpytorch.optim.NGD, num_data=200, lr=0.1))
+    assert abs(gap) < 1e-4
 
 
 def test_spectral_finds_the_best_gaussian(example: dict[str, Any]) -> None:
@@ -45,10 +41,3 @@ def test_spectral_finds_the_best_gaussian(example: dict[str, Any]) -> None:
         example["SPDVariationalDistribution"], lambda params: Spectral(params, lr=0.1)
     )
     assert abs(found) < 1e-4
-
-
-def test_adam_comes_close(example: dict[str, Any]) -> None:
-    found = example["gap"](
-        example["SPDVariationalDistribution"], lambda params: torch.optim.Adam(params, lr=0.1)
-    )
-    assert found < 0.02
