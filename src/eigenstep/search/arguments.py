@@ -41,7 +41,9 @@ def read_sigma(sigma0: Any, d: int) -> tuple[float, Array]:
             f"sigma0 must be a positive number, or {d} of them, between {1 / LARGEST} and "
             f"{LARGEST}; got {sigma0!r}"
         )
-    return (float(sizes), np.ones(d)) if sizes.ndim == 0 else (1.0, sizes.copy())
+    if sizes.ndim == 0:
+        return float(sizes), np.ones(d)
+    return 1.0, sizes.copy()
 
 
 def check_start(start: Array, deviations: Array, tolx: float, form: Form) -> None:
@@ -105,8 +107,8 @@ def read_space(
         lower = np.where(mask, np.ceil(lower), lower)
         upper = np.where(mask, np.floor(upper), upper)
     _check_room(lower, upper, mask)
-    margin = np.where(mask, 0.0, np.minimum(sigma * scale, MARGIN * (upper - lower)))
-    return Space(scale, lower, upper, mask, margin, counts)
+    margin = np.minimum(sigma * scale, MARGIN * (upper - lower))
+    return Space(scale, lower, upper, mask, np.where(mask, 0.0, margin), counts)
 
 
 def _check_room(lower: Array, upper: Array, mask: Mask) -> None:

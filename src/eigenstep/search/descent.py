@@ -25,10 +25,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
-from .space import Mask
+from .space import Integers, Mask, Rng
 
 EPS = float(np.finfo(np.float64).eps)
 NOISE = 10 * EPS  # Rounding errors of values, relative to them
@@ -89,13 +88,11 @@ class Descent:
 
     # What it asks for.
 
-    def ask(self, rng: np.random.Generator, most: int, stretch: Array | None = None) -> Array:
+    def ask(self, rng: Rng, most: int) -> Array:
         """Return the points whose values it waits for, as rows, but not more than ``most``."""
         return self._sample(self._wanted()[:most])
 
-    def tell(
-        self, u: Array, rows: NDArray[np.int64], values: Array, stretch: Array | None = None
-    ) -> None:
+    def tell(self, u: Array, rows: Integers, values: Array) -> None:
         """Go on with the values of all points that it has asked for, whose places are ``rows``;
         with anything else it is over.
         """
@@ -107,7 +104,7 @@ class Descent:
         else:
             self._try(float(values[0]))
 
-    def _directions(self) -> NDArray[np.int64]:
+    def _directions(self) -> Integers:
         """Return the directions whose slope is measured next; one stands for any single point."""
         if not (self.known and self.measuring):
             return np.zeros(1, dtype=np.int64)
@@ -162,7 +159,7 @@ class Descent:
                 self._set_out(rising)
 
     def _set_out(self, slope: Array) -> None:
-        """Learn from a slope, and choose a direction."""
+        """Learn from a slope, and set out in a new direction."""
         if not np.isfinite(slope).all():
             self.over = "rough"
             return
@@ -173,7 +170,10 @@ class Descent:
         self.measuring = False
         self.step = 0.0
         self.trials = 0
-        squared = self.squared
+        self._choose_trial(self.squared)
+
+    def _choose_trial(self, squared: float) -> None:
+        """Choose the first step along a direction, unless the slope says that it is over."""
         if not math.isfinite(squared) or (squared == 0 and self.moves == 0):
             self.over = "rough"
         elif squared <= 2 * max(NOISE * abs(self.value), 0.01 * self.tolfun, SMALLEST):
@@ -365,8 +365,10 @@ class LimitedDescent(Descent):
     def span(self) -> tuple[int, int]:
         """First direction whose slope is needed, and the one after the last."""
         d = len(self.mean)
+        if not self._sweeping:
+            return 0, d
         block = self.swept % BLOCKS
-        return (block * d // BLOCKS, (block + 1) * d // BLOCKS) if self._sweeping else (0, d)
+        return block * d // BLOCKS, (block + 1) * d // BLOCKS
 
     @property
     def _sweeping(self) -> bool:
@@ -425,13 +427,15 @@ class LimitedDescent(Descent):
     def _differences(self) -> Array:
         step = LONGEST_DIFFERENCE
         if self.scaled:
-            step = min(step, 2 * math.sqrt(NOISE * abs(self.value) * self._softness) or step)
+            noise = NOISE * abs(self.value)
+            step = min(step, 2 * math.sqrt(noise * self._softness) or step)
         return np.full(len(self.mean), step)
 
     def _learn(self, s: Array, slope: Array, y: Array) -> None:
         self.slope = slope
         if float(s @ y) > 1e-10 * float(y @ y):
-            self.factor = np.concatenate([self.factor[1:], np.stack([s, y])[None]])
+            self.factor = np.roll(self.factor, -1, axis=0)
+            self.factor[-1] = s, y
             self.remembered = min(self.remembered + 1, MEMORY)
             self.scaled = True
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
-
 from ..core.numpy_twin import Array
-from .space import Mask
+from .space import Mask, Rng
 
 
 class Distribution(Protocol):
@@ -30,7 +28,7 @@ class Distribution(Protocol):
     def rate(self) -> float:
         """The part of each step that is taken: 1, but for distributions that learn slowly."""
 
-    def draw(self, rng: np.random.Generator, population: int) -> Array:
+    def draw(self, rng: Rng, population: int) -> Array:
         """Return what samples are made of, ``z``, shape ``(population, d)``, nearly standard
         normal.
         """

@@ -32,7 +32,7 @@ from ..core.numpy_twin import (
     transpose,
 )
 from .sampling import Rates, rates
-from .space import Mask
+from .space import Mask, Rng
 
 MAX_LOG_EIGS = 18.0  # Bound of the logarithms around their mean: a condition number of 4e15
 MAX_CHANGE = 2.0  # Largest change of the logarithm of an eigenvalue in one turn
@@ -61,13 +61,17 @@ class SpectralGaussian:
     def start(cls, mean: Array, sigma: float, *, separable: bool = False) -> SpectralGaussian:
         """Return the isotropic Gaussian around ``mean``, shape ``(*batch, d)``."""
         d = mean.shape[-1]
-        basis = None if separable else np.broadcast_to(np.eye(d), (*mean.shape, d)).copy()
+        basis = None
+        if not separable:
+            basis = np.broadcast_to(np.eye(d), (*mean.shape, d)).copy()
         zeros = np.zeros_like(mean)
-        return cls(mean, np.full(mean.shape[:-1], float(sigma)), zeros, basis, zeros, zeros)
+        sigmas = np.full(mean.shape[:-1], float(sigma))
+        return cls(mean, sigmas, zeros, basis, path=zeros, step_path=zeros)
 
-    def draw(self, rng: np.random.Generator, population: int) -> Array:
+    def draw(self, rng: Rng, population: int) -> Array:
         """Return whitened samples ``z``, shape ``(*batch, population, d)``."""
-        return mirrored_orthogonal(rng, self.mean.shape[:-1], population, self.mean.shape[-1])
+        *batch, d = self.mean.shape
+        return mirrored_orthogonal(rng, (*batch,), population, d)
 
     def sample(self, z: Array, stretch: Array | None = None) -> Array:
         """Return ``m + sigma B Diag(exp v/2) z``."""
@@ -137,10 +141,12 @@ class SpectralGaussian:
         # Where sigma is about to grow much, the path of the mean waits: it would only stretch the
         # covariance, too.
         settled = 1 - (1 - c.step_path) ** (2 * self.generation + 2)
-        moving = (squared < (2 + 4 / (d + 1)) * d * settled)[..., None].astype(np.float64)
+        longest = (2 + 4 / (d + 1)) * d * settled
+        moving = (squared < longest)[..., None].astype(np.float64)
         gain = (c.path * (2 - c.path) * c.mean_selected) ** 0.5
         path = (1 - c.path) * self.path + (gain * moving) * (step * scale)
-        keep = 1 - self.rate * c.rank_one * (1 - (1 - moving) * c.path * (2 - c.path))
+        missing = (1 - moving) * c.path * (2 - c.path)
+        keep = 1 - self.rate * c.rank_one * (1 - missing)
         moved = replace(
             self,
             mean=mean,
@@ -222,15 +228,13 @@ def within_range(sigma: Array) -> Array:
     return clamp(sigma, *SIGMA_RANGE)
 
 
-def mirrored_orthogonal(
-    rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int
-) -> Array:
+def mirrored_orthogonal(rng: Rng, batch: tuple[int, ...], population: int, d: int) -> Array:
     """Return orthogonal samples ``z`` and ``-z``; in an odd population one is not mirrored."""
     z = orthogonal(rng, batch, (population + 1) // 2, d)
     return np.concatenate([z, -z], -2)[..., :population, :]
 
 
-def orthogonal(rng: np.random.Generator, batch: tuple[int, ...], population: int, d: int) -> Array:
+def orthogonal(rng: Rng, batch: tuple[int, ...], population: int, d: int) -> Array:
     """Return samples whose directions are orthogonal, as far as ``d`` of them can be.
 
     Each sample alone is standard normal: its direction is uniform, and it keeps the length that it
@@ -249,7 +253,8 @@ def orthonormal_rows(z: Array) -> Array:
     rows, d = z.shape[-2:]
     if 2 * rows <= d:
         # Few random rows are far from dependent: a Cholesky factor is exact enough, and faster.
-        return np.asarray(np.linalg.solve(np.linalg.cholesky(z @ z.swapaxes(-2, -1)), z))
+        factor = np.linalg.cholesky(z @ z.swapaxes(-2, -1))
+        return np.asarray(np.linalg.solve(factor, z))
     q, r = np.linalg.qr(z.swapaxes(-2, -1))
     # Directions are uniform only with a positive diagonal of R, whose signs QR leaves open.
     signs = np.copysign(1.0, np.einsum("...ii->...i", r))

@@ -29,7 +29,7 @@ import numpy as np
 from ..core.numpy_twin import Array
 from .gaussian import MAX_LOG_EIGS, assign, orthogonal, within_range
 from .sampling import REPULSION, Rates, rates
-from .space import Mask
+from .space import Mask, Rng
 
 RANK = 16  # Directions, k
 CROWD = 3.0  # In populations of d / CROWD, bad samples count half as much as good ones
@@ -61,9 +61,16 @@ class LowRankGaussian:
         d = len(mean)
         k = min(RANK, d - 1)
         zeros = np.zeros_like(mean)
-        return cls(mean, np.array(float(sigma)), zeros, np.zeros((k, d)), np.zeros(k), zeros)
+        return cls(
+            mean,
+            np.array(float(sigma)),
+            log_scales=zeros,
+            directions=np.zeros((k, d)),
+            log_eigs=np.zeros(k),
+            path=zeros,
+        )
 
-    def draw(self, rng: np.random.Generator, population: int) -> Array:
+    def draw(self, rng: Rng, population: int) -> Array:
         """Return whitened samples ``z`` in orthogonal directions, shape ``(population, d)``."""
         return orthogonal(rng, (), population, len(self.mean))
 
@@ -122,7 +129,8 @@ class LowRankGaussian:
         many = min(0.5, SCALE_SPEED * c.rank_many)
         one = min(0.5, SCALE_SPEED * c.rank_one)
         expected = self._variances()
-        change = many * (squares + ABSORB * np.log(expected)) + one * (self.path**2 / expected - 1)
+        change = many * (squares + ABSORB * np.log(expected))
+        change = change + one * (self.path**2 / expected - 1)
         log_scales = self.log_scales + np.log(np.maximum(1 + change, 0.1))
         center = log_scales.mean()
         log_scales = np.clip(log_scales - center, -MAX_LOG_EIGS, MAX_LOG_EIGS)

@@ -23,7 +23,7 @@ from ..core.progress import bar
 from ..core.result import Result
 from .sampling import mean
 from .search import Search
-from .space import Point, copy_point, to_number, to_numpy
+from .space import Point, Rng, copy_point, to_number, to_numpy
 from .stopping import REASONS
 
 
@@ -55,7 +55,7 @@ class SearchResult(Result):
 
 def minimize(
     fun: Callable[[Any], object],
-    x0: Point | Callable[[np.random.Generator], Point],
+    x0: Point | Callable[[Rng], Point],
     sigma0: float | Point,
     *,
     batched: bool = False,

@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
 from .distribution import Begin, Distribution
 from .gaussian import assign
 from .sampling import rates
-from .space import Mask
+from .space import Integers, Mask, Rng
 
 KEEP = 0.9  # Least chance that a sample has the most likely categories, once all are learned
 
@@ -30,7 +29,7 @@ class Mixed:
 
     numbers: Distribution  # of the coordinates that are numbers
     chances: Array  # of each category's values, shape (categories, most values); 0 for no value
-    columns: NDArray[np.int64]  # which coordinates are categories
+    columns: Integers  # which coordinates are categories
 
     rate = 1.0  # Part of each step that is taken
 
@@ -39,8 +38,8 @@ class Mixed:
         """Return a distribution in which all values are equally likely, and numbers have the one of
         ``begin``.
         """
-        counts = np.array(list(categories.values()))
-        chances = (np.arange(counts.max()) < counts[:, None]) / counts[:, None]
+        counts = np.array(list(categories.values()))[:, None]
+        chances = (np.arange(counts.max()) < counts) / counts
         columns = np.array(list(categories))
         return cls(begin(np.delete(mean, columns), sigma), chances, columns)
 
@@ -54,13 +53,15 @@ class Mixed:
         """The step size of the numbers."""
         return self.numbers.sigma
 
-    def draw(self, rng: np.random.Generator, population: int) -> Array:
+    def draw(self, rng: Rng, population: int) -> Array:
         """Return what samples are made of: for categories numbers between 0 and 1, evenly spread
         over the samples.
         """
         z = self.numbers.draw(rng, population)
-        places = rng.permuted(np.tile(np.arange(population), (len(self.columns), 1)), axis=1)
-        return self._join(z, ((places + rng.uniform(size=places.shape)) / population).T)
+        places = np.tile(np.arange(population), (len(self.columns), 1))
+        places = rng.permuted(places, axis=1)
+        spread = (places + rng.uniform(size=places.shape)) / population
+        return self._join(z, spread.T)
 
     def sample(self, z: Array, stretch: Array | None = None) -> Array:
         """Return the samples made of ``z``."""
@@ -70,8 +71,10 @@ class Mixed:
     def whiten(self, x: Array, stretch: Array | None = None) -> Array:
         """Return a ``z`` that gives these samples."""
         numbers = self.numbers.whiten(self._numbers(x), self._cut(stretch))
-        chosen = np.arange(len(self.columns)), np.rint(x[..., self.columns]).astype(int)
-        return self._join(numbers, self.chances.cumsum(-1)[chosen] - self.chances[chosen] / 2)
+        values = np.rint(x[..., self.columns]).astype(int)
+        chosen = np.arange(len(self.columns)), values
+        middle = self.chances.cumsum(-1)[chosen] - self.chances[chosen] / 2
+        return self._join(numbers, middle)
 
     def update(self, z: Array, values: Array, stretch: Array | None = None) -> Mixed:
         """Learn from samples and their values."""
@@ -85,9 +88,10 @@ class Mixed:
         moved = self.chances + speed * np.einsum("k,kcv->cv", weights - weights.mean(), chosen)
         return replace(self, numbers=numbers, chances=self._within_margin(moved, counts))
 
-    def _within_margin(self, chances: Array, counts: NDArray[np.int64]) -> Array:
+    def _within_margin(self, chances: Array, counts: Integers) -> Array:
         """Raise chances to the margin; what is above it pays for that."""
-        least = ((1 - KEEP ** (1 / len(counts))) / np.maximum(counts - 1, 1))[:, None]
+        change = 1 - KEEP ** (1 / len(counts))
+        least = (change / np.maximum(counts - 1, 1))[:, None]
         possible = self.chances > 0
         raised = np.where(possible, np.maximum(chances, least), 0.0)
         above = np.where(possible, raised - least, 0.0)
@@ -110,7 +114,7 @@ class Mixed:
         folded = np.delete(flipped, self.columns)
         return replace(self, numbers=self.numbers.reflected(self._numbers(mean), folded))
 
-    def _values(self, z: Array) -> NDArray[np.int64]:
+    def _values(self, z: Array) -> Integers:
         """Return the value of each category, where ``z`` falls among the chances."""
         values = (z[..., self.columns, None] >= self.chances.cumsum(-1)).sum(-1)
         return np.minimum(values, (self.chances > 0).sum(-1) - 1)
@@ -122,7 +126,7 @@ class Mixed:
     def _cut(self, stretch: Array | None) -> Array | None:
         return None if stretch is None else self._numbers(stretch)
 
-    def _join(self, numbers: Array, categories: Array | NDArray[np.int64]) -> Array:
+    def _join(self, numbers: Array, categories: Array | Integers) -> Array:
         """Return numbers and categories as coordinates in their places."""
         d = numbers.shape[-1] + len(self.columns)
         joined = np.empty((*numbers.shape[:-1], d))

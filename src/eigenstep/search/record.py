@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
-from .space import to_numpy
+from .space import Integers, to_numpy
 
 CHECK_INTERVAL = 10  # Generations between two looks at whether a run is over
 LIMIT = 200  # With this many records, every second one is forgotten, and fewer are made
@@ -31,7 +30,7 @@ class Asked:
     drawn: int = (
         0  # number of them that the search has made: the others were injected, and are last
     )
-    plan: NDArray[np.int64] | None = None  # which point each evaluation is of, if there is noise
+    plan: Integers | None = None  # which point each evaluation is of, if there is noise
 
     @property
     def points(self) -> Array:
@@ -43,7 +42,7 @@ class Asked:
         """Whether points are all of those to evaluate, in order."""
         return self.x is not None and np.array_equal(x, self.points)
 
-    def rows(self, x: Array) -> NDArray[np.int64]:
+    def rows(self, x: Array) -> Integers:
         """Return where each point is among those that the search has made; -1 for others."""
         if self.x is None:
             return np.full(len(x), -1)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
-from .space import sanitize
+from .space import Integers, sanitize
 
 COVARIANCE_SPEED = 2.0  # Learning rates of the covariance, as multiples of CMA-ES's
 DAMPING = 0.5  # Damping of the step size, as a multiple of CMA-ES's
@@ -108,7 +107,7 @@ class Reevaluation:
         """How often to evaluate the answer."""
         return max(2, int(self.repeats))
 
-    def plan(self, population: int, left: int) -> NDArray[np.int64]:
+    def plan(self, population: int, left: int) -> Integers:
         """Return the sample of each evaluation: all ``repeats`` times, then a few once more."""
         repeats = int(self.repeats)
         again = max(2, population // 5) if self.most > 1 else 0
@@ -117,7 +116,7 @@ class Reevaluation:
             repeats, again = divmod(left, population)
         return np.concatenate([np.repeat(np.arange(population), repeats), np.arange(again)])
 
-    def average(self, plan: NDArray[np.int64], values: Array) -> Array:
+    def average(self, plan: Integers, values: Array) -> Array:
         """Return the mean value of each sample, and learn how noisy they are."""
         population = int(plan.max()) + 1
         repeats = int((plan == population - 1).sum())
@@ -151,7 +150,7 @@ def rank_change(first: Array, again: Array) -> float:
     new = ranks[len(first) :]
     others = np.arange(1, len(together))
 
-    def limit(rank: NDArray[np.int64], other: NDArray[np.int64]) -> Array:
+    def limit(rank: Integers, other: Integers) -> Array:
         changes = np.abs(others - (rank - (rank > other))[:, None])
         return np.asarray(np.quantile(changes, TOLERANCE / 2, axis=1))
 

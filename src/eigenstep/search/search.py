@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..core.numpy_twin import Array
 from .arguments import (
@@ -26,7 +25,7 @@ from .descent import Descent
 from .distribution import Distribution
 from .record import Asked, History, Progress, entries, restore, save
 from .sampling import Reevaluation, default_population, even
-from .space import Form, Mask, Point, Space, sanitize, to_numpy
+from .space import Form, Integers, Mask, Point, Rng, Space, sanitize, to_numpy
 from .stopping import Limits, Schedule, Start, Tally, find_schedule, known_reason, why_over
 
 LONGEST_INJECTION = 2.0  # Injected points count as at most this many times as far as samples
@@ -43,16 +42,23 @@ class Run:
     z: Array | None = None  # what the points that it has asked for are made of
     progress: Progress = field(default_factory=Progress)
 
-    def ask(self, rng: np.random.Generator, most: int, stretch: Array | None) -> Array:
+    @property
+    def _stretch(self) -> Array | None:
+        if not self.space.whole:
+            return None
+        return self.space.stretch(self.distribution.deviations(), self.start.population)
+
+    def ask(self, rng: Rng, most: int) -> Array:
         """Return a generation of points, as rows, but not more than ``most``."""
         self.z = self.distribution.draw(rng, min(self.start.population, most))
-        return self.distribution.sample(self.z, stretch)
+        return self.distribution.sample(self.z, self._stretch)
 
-    def tell(self, u: Array, rows: NDArray[np.int64], values: Array, stretch: Array | None) -> None:
+    def tell(self, u: Array, rows: Integers, values: Array) -> None:
         """Learn from points ``u``: their places among those that were asked for, -1 for others, and
         values.
         """
         if len(values) > 1:
+            stretch = self._stretch
             z = np.empty(u.shape)
             known = rows >= 0
             if self.z is not None:
@@ -91,7 +97,7 @@ class Search:
     'target'
     """
 
-    rng: np.random.Generator
+    rng: Rng
     run: Run  # the present run; during a descent, the one that would begin where that has begun
     descent: Descent | None  # the present descent, if there is one
     schedule: Schedule | None  # how restarts go on
@@ -113,7 +119,7 @@ class Search:
 
     def __init__(
         self,
-        x0: Point | Callable[[np.random.Generator], Point],
+        x0: Point | Callable[[Rng], Point],
         sigma0: float | Point,
         *,
         method: str | Callable[[Array, float], Distribution] = "spectral",
@@ -290,7 +296,8 @@ class Search:
 
     def repeat_mean(self, times: int) -> Point:
         """Return the center of the distribution several times, as rows, to have it evaluated."""
-        return self._form.make(np.repeat(self._space.decode(self._center.mean)[None], times, 0))
+        mean = self._space.decode(self._center.mean)
+        return self._form.make(np.repeat(mean[None], times, 0))
 
     def inject(self, points: Point) -> None:
         """Propose a point of your own, or several as rows, which the next ``ask`` will return among
@@ -308,7 +315,7 @@ class Search:
         # After the end, whoever wants to may go on.
         left = max(left, 1) if self.reason is None else 10**18
         plan = None if self.noise is None else self.noise.plan(self.population, left)
-        x = self._space.decode(self.phase.ask(self.rng, left, self._stretch))
+        x = self._space.decode(self.phase.ask(self.rng, left))
         injected = self.injected[: len(x)]
         for row, point in enumerate(injected):
             x[-1 - row] = point
@@ -371,12 +378,6 @@ class Search:
         self.reason = known_reason(reason)
 
     @property
-    def _stretch(self) -> Array | None:
-        if not self._space.whole:
-            return None
-        return self._space.stretch(self.distribution.deviations(), self.population)
-
-    @property
     def _reserved(self) -> int:
         # For the answer, which has to be evaluated anew.
         return 0 if self.noise is None else self.noise.final
@@ -412,7 +413,7 @@ class Search:
             self.best_x = x[least].copy()
 
     def _learn(self, x: Array, told: Array) -> None:
-        self.phase.tell(self._space.encode(x), self.asked.rows(x), told, self._stretch)
+        self.phase.tell(self._space.encode(x), self.asked.rows(x), told)
         if self._space.bounded:
             self.phase.reflect(*self._space.fold(self._center.mean))
 

@@ -25,6 +25,8 @@ from ..core.numpy_twin import Array
 
 Point = Any  # A numpy array or a torch tensor, as the user's start is
 Mask = NDArray[np.bool_]
+Integers = NDArray[np.int64]
+Rng = np.random.Generator
 
 
 class Form:
@@ -121,7 +123,7 @@ class Space:
     @cached_property
     def bounded(self) -> bool:
         """Whether there is any bound."""
-        return bool(np.isfinite(self.lower).any() or np.isfinite(self.upper).any())
+        return bool(np.isfinite([self.lower, self.upper]).any())
 
     @cached_property
     def whole(self) -> bool:
@@ -131,7 +133,7 @@ class Space:
     @cached_property
     def boxed(self) -> bool:
         """Whether every coordinate has both bounds."""
-        return bool(np.isfinite(self.lower).all() and np.isfinite(self.upper).all())
+        return bool(np.isfinite([self.lower, self.upper]).all())
 
     @cached_property
     def _walls(self) -> tuple[Array, Array]:
@@ -170,8 +172,10 @@ class Space:
         low, high = self._walls
         near_low = x < self.lower + self.margin
         near_high = x > self.upper - self.margin
-        above = low + 2 * np.sqrt(self.margin * np.where(near_low, x - self.lower, 0.0))
-        below = high - 2 * np.sqrt(self.margin * np.where(near_high, self.upper - x, 0.0))
+        rise = np.where(near_low, x - self.lower, 0.0)
+        fall = np.where(near_high, self.upper - x, 0.0)
+        above = low + 2 * np.sqrt(self.margin * rise)
+        below = high - 2 * np.sqrt(self.margin * fall)
         inside = np.where(near_high & ~self.integer, below, x)
         return np.where(near_low & ~self.integer, above, inside) / self.scale
 
@@ -180,7 +184,7 @@ class Space:
         x, flipped = _reflect(u * self.scale, *self._walls)
         return np.where(x == u * self.scale, u, x / self.scale), flipped
 
-    def random(self, rng: np.random.Generator) -> Array:
+    def random(self, rng: Rng) -> Array:
         """Return a uniformly random point of a box."""
         x = rng.uniform(self.lower, self.upper)
         return np.where(self.integer, np.rint(x), x)
@@ -197,7 +201,8 @@ class Space:
             return None
         chance = 1 / max(2.0, len(self.scale) * population)
         least = 0.5 / NormalDist().inv_cdf(1 - chance / 2)
-        return np.where(self.integer, np.maximum(1.0, least / (deviations * self.scale)), 1.0)
+        factors = np.maximum(1.0, least / (deviations * self.scale))
+        return np.where(self.integer, factors, 1.0)
 
 
 def _reflect(x: Array, lower: Array, upper: Array) -> tuple[Array, Mask]:

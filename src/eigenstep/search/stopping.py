@@ -16,6 +16,7 @@ from .arguments import check_population
 from .distribution import Distribution
 from .record import Progress
 from .sampling import even
+from .space import Rng
 
 ENDINGS = (
     Ending("target", "the target value is reached", success=True),
@@ -148,7 +149,7 @@ class Start:
             check_size(self.max_evals, "max_evals")
 
 
-Schedule = Callable[[Start, int, np.random.Generator], "Start | None"]
+Schedule = Callable[[Start, int, Rng], "Start | None"]
 """``schedule(ended, evals, rng)``: how a run began and what it used; returns how the next begins,
 ``None`` to stop.
 """
@@ -167,7 +168,7 @@ class Restarts:
     small_evals: int = 0  # evaluations of the others
     last_large: int = 0  # evaluations of the last run with a growing population
 
-    def __call__(self, ended: Start, evals: int, rng: np.random.Generator) -> Start:
+    def __call__(self, ended: Start, evals: int, rng: Rng) -> Start:
         """Return the next start; see ``Schedule``."""
         self.first = self.first or ended.population
         if ended.large:
