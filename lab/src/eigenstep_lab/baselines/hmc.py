@@ -9,14 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from eigenstep.core.checks import check_function, check_number, check_size, describe
+from eigenstep.core.checks import check_function, check_size, describe
 from eigenstep.inference.gaussian import Blocks, Gaussian, Parameters, event, unwrap
 from eigenstep.inference.models import Target
+
+PATH = math.pi / 2
+"""Mean length of a path: a quarter turn forgets the start if the posterior is the Gaussian."""
+ACCEPTANCE = 0.8
+"""Rate of accepted proposals to which the step size adapts."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,6 @@ def sample_posterior(
     chains: int = 4,
     warmup: int = 200,
     draws: int = 1000,
-    path: float = math.pi / 2,
-    acceptance: float = 0.8,
     seed: int = 0,
     track: Callable[[range], Any] | None = None,
 ) -> Chains:
@@ -66,9 +69,6 @@ def sample_posterior(
         chains: independent chains, which run side by side.
         warmup: draws during which the step size adapts, and that are thrown away.
         draws: draws of each chain that are kept.
-        path: mean length of a path; a quarter turn, the default, forgets the start if the posterior
-            is the Gaussian.
-        acceptance: what fraction of proposals the step size is adapted to.
         seed: of all random numbers.
         track: wraps the range of draws, to show progress.
     """
@@ -79,67 +79,126 @@ def sample_posterior(
         )
     for value, name in ((chains, "chains"), (warmup, "warmup"), (draws, "draws")):
         check_size(value, name)
-    check_number(path, "path", 1e-3, 100.0)
-    check_number(acceptance, "acceptance", 0.1, 0.99)
-    target = Target(log_joint)
-    generator = torch.Generator(metric.device).manual_seed(seed)
-
-    def look(z: Blocks) -> tuple[Tensor, Blocks]:
-        """Return energy and gradient for whitened coordinates, ``w = mean + S^-1/2 z``."""
-        points = metric.points(
-            {name: S.matmul(z[name], -0.5) for name, S in metric.precisions.items()}
-        )
-        values, gradients = target.gradients(points, check=False)
-        return values, {
-            n: S.matmul(event(S, gradients[n]), -0.5) for n, S in metric.precisions.items()
-        }
-
-    z = {n: _noise(S.spectrum, chains, generator) for n, S in metric.precisions.items()}
-    energy, gradient = look(z)
-    if not torch.isfinite(energy).all():
-        raise ValueError(
-            "log_joint must be finite at all draws from metric, where the chains start"
-        )
-    log_step, log_mean, accepted = math.log(0.5), 0.0, 0.0
+    dynamics = Dynamics(Target(log_joint), metric, seed)
+    place = dynamics.start(chains)
+    size = StepSize(warmup)
+    accepted = 0.0
     kept: list[Blocks] = []
     steps = range(warmup + draws)
     for at in track(steps) if track else steps:
-        size = math.exp(log_step)
-        # A random number of steps breaks the periods of paths.
-        count = max(1, round(path / size * (0.5 + torch.rand((), generator=generator).item())))
-        momentum = {n: _noise(S.spectrum, chains, generator) for n, S in metric.precisions.items()}
-        new, new_energy, new_gradient, end = z, energy, gradient, momentum
-        for _ in range(count):
-            half = {n: end[n] - 0.5 * size * new_gradient[n] for n in z}
-            new = {n: new[n] + size * half[n] for n in z}
-            new_energy, new_gradient = look(new)
-            end = {n: half[n] - 0.5 * size * new_gradient[n] for n in z}
-        # A path that left the domain of the model has no finite energy, and no chance.
-        chance = (
-            (energy + _kinetic(momentum) - new_energy - _kinetic(end))
-            .exp()
-            .clamp(max=1.0)
-            .nan_to_num(0.0)
-        )
-        accept = (
-            torch.rand(chance.shape, generator=generator, dtype=chance.dtype, device=chance.device)
-            < chance
-        )
-        z = {n: _choose(accept, new[n], z[n]) for n in z}
-        gradient = {n: _choose(accept, new_gradient[n], gradient[n]) for n in z}
-        energy = torch.where(accept, new_energy, energy)
-        rate = chance.mean().item()
-        if at < warmup:
-            log_step += (at + 1) ** -0.6 * (rate - acceptance)
-            log_mean += (log_step - log_mean) * (at + 1) ** -0.75
-            log_step = log_mean if at == warmup - 1 else log_step
-        else:
+        place, rate = dynamics.move(place, size.value)
+        size = size.adapted(at, rate)
+        if at >= warmup:
             accepted += rate / draws
-            kept.append(
-                metric.points({n: S.matmul(z[n], -0.5) for n, S in metric.precisions.items()})
+            kept.append(dynamics.points(place.z))
+    stacked = {name: torch.stack([draw[name] for draw in kept]) for name in kept[0]}
+    return Chains(unwrap(stacked), accepted, size.value, dynamics.target.ngrad)
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """A step size that adapts to a wanted rate of acceptance (Hoffman and Gelman, 2014).
+
+    Attributes:
+        warmup: draws during which it adapts; then it is the mean of its logarithm.
+        log: logarithm of the present size.
+        log_mean: running mean of the logarithm.
+    """
+
+    warmup: int
+    log: float = math.log(0.5)
+    log_mean: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """The present size."""
+        return math.exp(self.log)
+
+    def adapted(self, at: int, rate: float) -> StepSize:
+        """Return the size after draw number ``at``, which was accepted at a rate."""
+        if at >= self.warmup:
+            return self
+        log = self.log + (at + 1) ** -0.6 * (rate - ACCEPTANCE)
+        log_mean = self.log_mean + (log - self.log_mean) * (at + 1) ** -0.75
+        return StepSize(self.warmup, log_mean if at == self.warmup - 1 else log, log_mean)
+
+
+class Place(NamedTuple):
+    """Where all chains are: whitened coordinates, energies and their gradients."""
+
+    z: Blocks
+    energy: Tensor
+    gradient: Blocks
+
+
+class Dynamics:
+    """Hamiltonian dynamics in coordinates in which a Gaussian is standard normal."""
+
+    def __init__(self, target: Target, metric: Gaussian, seed: int) -> None:
+        """Set up the dynamics; the seed decides momenta and lengths of paths."""
+        self.target, self.metric = target, metric
+        self.generator = torch.Generator(metric.device).manual_seed(seed)
+
+    def start(self, chains: int) -> Place:
+        """Return draws from the Gaussian."""
+        place = self.look(self._noise(chains))
+        if not torch.isfinite(place.energy).all():
+            raise ValueError(
+                "log_joint must be finite at all draws from metric, where the chains start"
             )
-    stacked = {n: torch.stack([each[n] for each in kept]) for n in z}
-    return Chains(unwrap(stacked), accepted, math.exp(log_step), target.ngrad)
+        return place
+
+    def points(self, z: Blocks) -> Any:
+        """Return the parameters at whitened coordinates, ``w = mean + S^-1/2 z``."""
+        precisions = self.metric.precisions
+        return self.metric.points({name: S.matmul(z[name], -0.5) for name, S in precisions.items()})
+
+    def look(self, z: Blocks) -> Place:
+        """Return energies and gradients at whitened coordinates."""
+        values, gradients = self.target.gradients(self.points(z), check=False)
+        whitened = {
+            name: S.matmul(event(S, gradients[name]), -0.5)
+            for name, S in self.metric.precisions.items()
+        }
+        return Place(z, values, whitened)
+
+    def move(self, place: Place, size: float) -> tuple[Place, float]:
+        """Follow a path from each chain's place, and return where they are and how many agreed."""
+        # A random number of steps breaks the periods of paths.
+        length = 0.5 + torch.rand((), generator=self.generator).item()
+        momentum = self._noise(len(place.energy))
+        new = place
+        end = momentum
+        for _ in range(max(1, round(PATH / size * length))):
+            half = {name: end[name] - 0.5 * size * new.gradient[name] for name in end}
+            new = self.look({name: new.z[name] + size * half[name] for name in end})
+            end = {name: half[name] - 0.5 * size * new.gradient[name] for name in end}
+        change = place.energy + _kinetic(momentum) - new.energy - _kinetic(end)
+        # A path that left the domain of the model has no finite energy, and no chance.
+        chance = change.exp().clamp(max=1.0).nan_to_num(0.0)
+        uniform = torch.empty_like(chance).uniform_(generator=self.generator)
+        accept = uniform < chance
+        moved = Place(
+            {name: _choose(accept, new.z[name], place.z[name]) for name in place.z},
+            torch.where(accept, new.energy, place.energy),
+            {
+                name: _choose(accept, new.gradient[name], place.gradient[name])
+                for name in place.gradient
+            },
+        )
+        return moved, chance.mean().item()
+
+    def _noise(self, chains: int) -> Blocks:
+        return {
+            name: torch.randn(
+                chains,
+                *S.spectrum.shape,
+                generator=self.generator,
+                dtype=S.spectrum.dtype,
+                device=S.spectrum.device,
+            )
+            for name, S in self.metric.precisions.items()
+        }
 
 
 def diagnostics(draws: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,12 +226,6 @@ def diagnostics(draws: Tensor) -> tuple[Tensor, Tensor]:
     monotone = pairs.cummin(0).values
     time = (2 * (monotone * positive).sum(0) - 1).clamp_min(1e-3)
     return (total / within).sqrt(), halves.shape[0] * halves.shape[1] / time
-
-
-def _noise(like: Tensor, chains: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(
-        chains, *like.shape, generator=generator, dtype=like.dtype, device=like.device
-    )
 
 
 def _kinetic(momentum: Blocks) -> Tensor:

@@ -56,38 +56,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """List, fetch, check or sample."""
     if args.action == "sample":
-        if len(args.names) != 2:
-            raise UserError(
-                "say which folder to sample and where to: eigenstep data sample FOLDER NEW"
-            )
-        chosen = sample_classes(
-            *map(Path, args.names), classes=args.classes, seed=args.seed, listed=args.list
-        )
-        print(f"{args.names[1]} has {len(chosen)} classes of {args.names[0]}, named in classes.txt")
-        return
+        sample(args)
+    elif args.action == "list":
+        print_table("Datasets", ("name", "what it is", "where"), status())
+    else:
+        names = _chosen(args.action, args.names)
+        for name in names:
+            if args.action == "check":
+                print(f"{name}: {describe(name)}")
+            else:
+                get(name, again=names != list(DATASETS))
+
+
+def sample(args: argparse.Namespace) -> None:
+    """Draw some classes of a folder of pictures."""
+    if len(args.names) != 2:
+        raise UserError("say which folder to sample and where to: eigenstep data sample FOLDER NEW")
+    source, target = map(Path, args.names)
+    drawn = sample_classes(source, target, classes=args.classes, seed=args.seed, listed=args.list)
+    print(f"{target} has {len(drawn)} classes of {source}, named in classes.txt")
+
+
+def _chosen(action: str, names: list[str]) -> list[str]:
+    """Return the datasets that are named; folders can be checked as well."""
     known = (*DATASETS, "all")
-    unknown = [
-        n
-        for n in args.names
-        if n not in known and not (args.action == "check" and Path(n).is_dir())
-    ]
+    unknown = [n for n in names if n not in known and not (action == "check" and Path(n).is_dir())]
     if unknown:
         raise UserError(f"no dataset {', '.join(unknown)}: expected {', '.join(DATASETS)} or all")
-    if args.action == "list":
-        print_table("Datasets", ("name", "what it is", "where"), status())
-        return
-    if not args.names:
-        raise UserError(f"say which dataset to {args.action}: {', '.join(DATASETS)} or all")
-    for name in DATASETS if "all" in args.names else args.names:
-        if args.action == "check":
-            print(f"{name}: {describe(name)}")
-        elif "all" in args.names and find(name) is not None:
-            print(f"{name}: already there")
-        elif not DATASETS[name].download:
-            print(f"{name}: nothing to fetch, it comes with a Python package")
-        else:
-            print(f"{name}: running `{shlex.join(DATASETS[name].download)}` ...", flush=True)
-            print(f"{name}: now in {fetch(name)}")
+    if not names:
+        raise UserError(f"say which dataset to {action}: {', '.join(DATASETS)} or all")
+    return list(DATASETS) if "all" in names else names
+
+
+def get(name: str, *, again: bool) -> None:
+    """Fetch a dataset, if it is not there or is wanted again."""
+    if not again and find(name) is not None:
+        print(f"{name}: already there")
+    elif not DATASETS[name].download:
+        print(f"{name}: nothing to fetch, it comes with a Python package")
+    else:
+        print(f"{name}: running `{shlex.join(DATASETS[name].download)}` ...", flush=True)
+        print(f"{name}: now in {fetch(name)}")
 
 
 def status() -> list[tuple[str, str, str]]:

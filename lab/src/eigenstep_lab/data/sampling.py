@@ -9,6 +9,7 @@ import numpy as np
 from ..console import UserError, atomic_write
 from .files import read_text
 
+PARTS = ("train", "val")
 LIST = "classes.txt"
 
 
@@ -24,30 +25,34 @@ def sample_classes(
         seed: Decides which; the same for the same names.
         listed: Names the classes instead, one in each line, as classes.txt does.
     """
-    parts = ("train", "val")
     there = [
-        {entry.name for entry in (source / part).glob("*") if entry.is_dir()} for part in parts
+        {entry.name for entry in (source / part).glob("*") if entry.is_dir()} for part in PARTS
     ]
     names = sorted(set.intersection(*there))
-    if listed is not None:
-        chosen = sorted(set(read_text(listed).split()))
-        missing = sorted(set(chosen) - set(names))
-        if missing:
-            raise UserError(f"{source} has no class {', '.join(missing[:5])} in both train and val")
-    else:
-        if len(names) < classes:
-            raise UserError(
-                f"{source} has {len(names)} classes in both train and val, cannot draw {classes}"
-            )
-        chosen = sorted(np.random.default_rng(seed).choice(names, classes, replace=False).tolist())
+    chosen = _listed(listed, names, source) if listed else _drawn(classes, seed, names, source)
     if target.exists() and any(target.iterdir()):
         raise UserError(f"{target} is not empty: choose another folder")
-    for part in parts:
+    for part in PARTS:
         (target / part).mkdir(parents=True, exist_ok=True)
         for name in chosen:
-            (target / part / name).symlink_to(
-                (source / part / name).resolve(), target_is_directory=True
-            )
+            original = (source / part / name).resolve()
+            (target / part / name).symlink_to(original, target_is_directory=True)
     with atomic_write(target / LIST) as file:
         file.write("".join(f"{name}\n" for name in chosen).encode())
     return tuple(chosen)
+
+
+def _listed(listing: Path, names: list[str], source: Path) -> list[str]:
+    chosen = sorted(set(read_text(listing).split()))
+    missing = sorted(set(chosen) - set(names))
+    if missing:
+        raise UserError(f"{source} has no class {', '.join(missing[:5])} in both train and val")
+    return chosen
+
+
+def _drawn(classes: int, seed: int, names: list[str], source: Path) -> list[str]:
+    if len(names) < classes:
+        raise UserError(
+            f"{source} has {len(names)} classes in both train and val, cannot draw {classes}"
+        )
+    return sorted(np.random.default_rng(seed).choice(names, classes, replace=False).tolist())

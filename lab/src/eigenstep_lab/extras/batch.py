@@ -43,7 +43,6 @@ def minimize_batch(
     target: float | None = None,
     max_evals: int | None = None,
     tolx: float = 1e-11,
-    separable: bool = False,
 ) -> BatchResult:
     """Run independent searches side by side, ten times as fast in small dimensions.
 
@@ -59,7 +58,6 @@ def minimize_batch(
         target: a run is over at this value.
         max_evals: a run is over after so many evaluations; 10,000 times the dimension by default.
         tolx: a run is over where its distribution is narrower than this.
-        separable: learn the scale of each coordinate only.
     """
     check_function(fun, "fun")
     check_number(sigma0, "sigma0", 1e-150, 1e150)
@@ -77,13 +75,12 @@ def minimize_batch(
         check_start(start, np.full(d, sigma0), tolx, form)
 
     rng = np.random.default_rng(seed)
-    state = SpectralGaussian.start(starts.copy(), sigma0, separable=separable)
-    best_x, best = starts.copy(), np.full(runs, np.inf)
-    nfev, success, active = (
-        np.zeros(runs, dtype=np.int64),
-        np.zeros(runs, dtype=bool),
-        np.ones(runs, dtype=bool),
-    )
+    state = SpectralGaussian.start(starts.copy(), sigma0)
+    best_x = starts.copy()
+    best = np.full(runs, np.inf)
+    nfev = np.zeros(runs, dtype=np.int64)
+    success = np.zeros(runs, dtype=bool)
+    active = np.ones(runs, dtype=bool)
     while active.any():
         # All runs that go on have used the same number of evaluations; the last generation may be a
         # smaller one.
@@ -96,18 +93,18 @@ def minimize_batch(
         values = sanitize(values)
         nfev[active] += count
         least = values.argmin(-1)
-        found = np.take_along_axis(values, least[:, None], -1)[:, 0]
-        better = active & (found < best)
-        best[better], best_x[better] = found[better], x[better, least[better]]
+        lowest = np.take_along_axis(values, least[:, None], -1)[:, 0]
+        better = active & (lowest < best)
+        best[better] = lowest[better]
+        best_x[better] = x[better, least[better]]
         if count > 1:
             state = _keep_finished(state, state.update(z, values), active)
         axes = state.axes()
         longest, shortest = axes.max(-1), axes.min(-1)
         converged = longest < tolx
         success |= active & np.isfinite(best) & (converged if target is None else best <= target)
-        active &= ~(
-            success | converged | (longest > shortest * MAX_CONDITION**0.5) | (nfev >= max_evals)
-        )
+        degenerate = longest > shortest * MAX_CONDITION**0.5
+        active &= ~(success | converged | degenerate | (nfev >= max_evals))
     return BatchResult(form.make(best_x), best, nfev, success)
 
 

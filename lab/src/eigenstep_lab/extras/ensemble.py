@@ -24,7 +24,6 @@ from eigenstep.core.checks import (
     check_function,
     check_number,
     check_real,
-    check_size,
     check_symmetric,
     check_wide,
 )
@@ -36,6 +35,10 @@ from eigenstep.inference.gaussian import ONLY, Gaussian
 from eigenstep.inference.models import NotFinite, Target
 
 Forward = Callable[[Tensor], Tensor]
+MAX_MEMBERS = 100_000
+"""Members of both ensembles beyond which a fit ends without success."""
+ELBO_SAMPLES = 1000
+"""Points from which the ``elbo`` of a result is estimated."""
 
 
 def ensemble_inversion(
@@ -46,9 +49,7 @@ def ensemble_inversion(
     prior_precision: float,
     *,
     members: int | None = None,
-    max_members: int = 100_000,
     seed: int = 0,
-    elbo_samples: int = 1000,
     vectorize: bool = True,
     **options: Any,
 ) -> FitResult:
@@ -63,10 +64,7 @@ def ensemble_inversion(
         members: points in an ensemble, an even number of more than twice the parameters, so that
             the line through them is determined; by default 4 for each parameter. A step takes two
             ensembles, whose size doubles whenever noise outweighs what is left to learn.
-        max_members: the most members of both ensembles; a fit that would need more ends there
-            without success.
         seed: of all random numbers.
-        elbo_samples: how many points the ``elbo`` of the result is estimated from.
         vectorize: whether ``torch.func.vmap`` may run the model for all points at once.
         **options: ``lr``, ``tol``, ``max_iter`` (200 by default), ``exact``, ``callback`` and
             ``progress``, as in ``eigenstep.inference.fit.fit_gaussian``.
@@ -79,8 +77,6 @@ def ensemble_inversion(
     q = Gaussian.start(prior_mean, prior_precision)
     members = 4 * q.size if members is None else members
     check_samples(members, 2 * q.size + 2)
-    check_samples(elbo_samples, 4)
-    check_size(max_members, "max_members")
     generator = torch.Generator(prior_mean.device).manual_seed(seed)
     target = Target(problem.log_joint, vectorize)
 
@@ -89,8 +85,8 @@ def ensemble_inversion(
         target.nfev += 2 * len(half)
         return problem.estimate(at, torch.cat([half, -half]))
 
-    fitted = Problem(look, lambda at: elbo_of(target, at, elbo_samples, seed + 1), target, members)
-    return descend(fitted, q, Rules(max_points=max_members, **{"max_iter": 200, **options}))
+    fitted = Problem(look, lambda at: elbo_of(target, at, ELBO_SAMPLES, seed + 1), target, members)
+    return descend(fitted, q, Rules(max_points=MAX_MEMBERS, **{"max_iter": 200, **options}))
 
 
 class InverseProblem:

@@ -101,6 +101,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Make the figures, one after the other; one that cannot be made does not stop the others."""
+    _check(args)
+    names = list(FIGURES) if args.figure == "all" else [args.figure]
+    origin = {"seed": args.seed, "device": args.device, "code": behavior(*PARTS), **versions()}
+    plans = [
+        plan(name, full=args.full and name not in args.brief, seed=args.seed) for name in names
+    ]
+    sections = []
+    for section, new in _make_or_read(args, plans, origin):
+        sections.append(section)
+        _show(section, args.directory, new)
+    if args.figure == "all":
+        _report(args.directory, sections, {"command": args.command, **origin})
+    failed = [section.name for section in sections if isinstance(section.result, str)]
+    if failed:
+        raise UserError(f"these figures could not be made, see above: {', '.join(failed)}")
+    if args.publish:
+        publish(args.directory, args.publish)
+
+
+def _check(args: argparse.Namespace) -> None:
     if args.jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {args.jobs}")
     if args.publish and not (args.figure == "all" and _page(args.publish).is_file()):
@@ -108,54 +128,48 @@ def run(args: argparse.Namespace) -> None:
             f"--publish is for all figures, and needs the page {_page(args.publish)} to put "
             "verdicts into"
         )
+
+
+def _make_or_read(
+    args: argparse.Namespace, plans: Sequence[Section], origin: Mapping[str, Any]
+) -> Iterator[tuple[Section, bool]]:
+    """Give all figures in their order, and whether they are new."""
     device = choose_device(args.device)
-    names = list(FIGURES) if args.figure == "all" else [args.figure]
-    origin = {"seed": args.seed, "device": args.device, "code": behavior(*PARTS), **versions()}
-    plans = [
-        plan(name, full=args.full and name not in args.brief, seed=args.seed) for name in names
+    needed = {} if args.as_made else origin
+    kept = {p.name: None if args.again else read_figure(args.directory, p, needed) for p in plans}
+    if args.again:
+        for planned in plans:
+            _trainings(args.directory, planned).unlink(missing_ok=True)
+    missing = [planned for planned in plans if kept[planned.name] is None]
+    make_one = partial(_make, directory=args.directory, device=device, origin=origin)
+    made = _make_all(missing, args.jobs, make_one)
+    for section in kept.values():
+        yield (next(made), True) if section is None else (section, False)
+
+
+def _show(section: Section, directory: Path, new: bool) -> None:
+    """Print the verdicts of a figure; one that was made before is drawn as they are today."""
+    if not new:
+        print(f"{section.title}: made before, at commit {section.commit}; --again makes it anew")
+        write_pictures(directory, section)
+    if isinstance(section.result, Result):
+        table = verdict_table(section.title, section.result.verdicts)
+        print_table(table.title, table.columns, table.rows)
+        print(f"Numbers and pictures are in {directory / section.name}.json, .png and .svg")
+    else:
+        print(f"{section.title}: {section.result}")
+
+
+def _report(directory: Path, sections: Sequence[Section], origin: Mapping[str, Any]) -> None:
+    """Write the page that holds everything, and its verdicts."""
+    write_report(directory / "report.html", sections, origin)
+    tables = [
+        asdict(verdict_table(_heading(section), section.result.verdicts))
+        for section in sections
+        if isinstance(section.result, Result)
     ]
-    wanted = {} if args.as_made else origin
-    kept = {p.name: read_figure(args.directory, p, wanted) for p in plans if not args.again}
-    for planned in plans if args.again else ():
-        _trainings(args.directory, planned).unlink(missing_ok=True)
-    missing = [p for p in plans if kept.get(p.name) is None]
-    made = _make_all(
-        missing, args.jobs, partial(_make, directory=args.directory, device=device, origin=origin)
-    )
-    sections = []
-    for name in names:
-        section = kept.get(name)
-        if section is None:
-            section = next(made)
-        else:
-            print(
-                f"{section.title}: made before, at commit {section.commit}; --again makes it anew"
-            )
-            # As they are drawn today, like those of the report
-            write_pictures(args.directory, section)
-        sections.append(section)
-        if isinstance(section.result, Result):
-            table = verdict_table(section.title, section.result.verdicts)
-            print_table(table.title, table.columns, table.rows)
-            print(f"Numbers and pictures are in {args.directory / name}.json, .png and .svg")
-        else:
-            print(f"{section.title}: {section.result}")
-    if args.figure == "all":
-        origin = {"command": args.command, **origin}
-        write_report(args.directory / "report.html", sections, origin)
-        done = [
-            (_heading(section), section.result)
-            for section in sections
-            if isinstance(section.result, Result)
-        ]
-        tables = [asdict(verdict_table(title, result.verdicts)) for title, result in done]
-        write_json(args.directory / "report.json", {**origin, "result": {"tables": tables}})
-        print(f"Everything in one page: {args.directory / 'report.html'}")
-    failed = [s.name for s in sections if isinstance(s.result, str)]
-    if failed:
-        raise UserError(f"these figures could not be made, see above: {', '.join(failed)}")
-    if args.publish:
-        publish(args.directory, args.publish)
+    write_json(directory / "report.json", {**origin, "result": {"tables": tables}})
+    print(f"Everything in one page: {directory / 'report.html'}")
 
 
 def publish(directory: Path, folder: Path) -> None:
