@@ -122,8 +122,11 @@ def _inverse_others(S: SPD, at: int) -> Tensor:
 
 def _project_outer_products(S: SPD, curvature: OuterProducts) -> tuple[Tensor, ...]:
     _check_fit(S, curvature)
-    batch, dtype = S.batch_shape, S.spectrum.dtype
-    count, total, axis = len(curvature.vectors), math.prod(S.sizes), 1 + len(batch)
+    batch = S.batch_shape
+    dtype = S.spectrum.dtype
+    count = len(curvature.vectors)
+    total = math.prod(S.sizes)
+    axis = 1 + len(batch)
     rotated = S.rotate(curvature.vectors).to(dtype).expand(count, *batch, *S.sizes)
     weights = curvature.weights
     if weights is None:
@@ -150,7 +153,9 @@ def _project_outer_products(S: SPD, curvature: OuterProducts) -> tuple[Tensor, .
 
 def _check_fit(S: SPD, curvature: OuterProducts) -> None:
     """Raise unless vectors, weights and shift are of the shape of ``S``."""
-    vectors, weights, shift = curvature.vectors, curvature.weights, curvature.shift
+    vectors = curvature.vectors
+    weights = curvature.weights
+    shift = curvature.shift
     S.check_event(vectors, "curvature.vectors")
     batch = S.batch_shape
     wanted = f"(K, *{tuple(batch)}"
@@ -170,8 +175,11 @@ def _check_fit(S: SPD, curvature: OuterProducts) -> None:
 
 
 def _project_dense(S: SPD, curvature: Dense) -> tuple[Tensor, ...]:
-    batch, sizes, matrix = S.batch_shape, S.sizes, curvature.matrix
-    lead, total = len(batch), math.prod(sizes)
+    batch = S.batch_shape
+    sizes = S.sizes
+    matrix = curvature.matrix
+    lead = len(batch)
+    total = math.prod(sizes)
     want = (*batch, total, total)
     if matrix.shape != want:
         raise ValueError(

@@ -92,7 +92,9 @@ class SPD(ABC):
 
     def dense(self, power: float = 1.0) -> Tensor:
         """Return ``S^power`` as an ordinary matrix, shape ``(*batch, N, N)``."""
-        size, batch, like = math.prod(self.sizes), self.batch_shape, self.spectrum
+        size = math.prod(self.sizes)
+        batch = self.batch_shape
+        like = self.spectrum
         identity = torch.eye(size, dtype=like.dtype, device=like.device)
         events = identity.reshape(size, *[1] * len(batch), *self.sizes)
         events = events.expand(size, *batch, *self.sizes)

@@ -150,17 +150,20 @@ def reparametrization(S: SPD, deviations: Tensor, gradients: Tensor) -> OuterPro
     """
     _check_deviations(S, deviations)
     check_finite(gradients, "gradients")
-    a, b = S.matmul(deviations), gradients
+    a = S.matmul(deviations)
+    b = gradients
     if a.shape != b.shape:
         raise ValueError(
             f"gradients must have the shape of deviations, {tuple(a.shape)}, got {tuple(b.shape)}"
         )
     # Vectors of like length lose the least to rounding when their sum and difference are subtracted
     # again.
-    axes, tiny = tuple(range(1 + len(S.batch_shape), a.ndim)), torch.finfo(a.dtype).tiny
+    axes = tuple(range(1 + len(S.batch_shape), a.ndim))
+    tiny = torch.finfo(a.dtype).tiny
     lengths = [torch.linalg.vector_norm(x, dim=axes, keepdim=True).clamp_min(tiny) for x in (a, b)]
     balance = (lengths[1] / lengths[0]).sqrt()
-    a, b = a * balance, b / balance
+    a = a * balance
+    b = b / balance
     quarter = torch.full((len(a),), 0.25 / len(a), dtype=a.dtype, device=a.device)
     return OuterProducts(
         torch.cat([a + b, a - b]), torch.cat([quarter, -quarter]), semidefinite=False

@@ -89,7 +89,8 @@ def bounded(eigs: Tensor, average: Tensor, *, pairwise: bool = False) -> Tensor:
     of each pair by itself, best for low-rank or deterministic curvature.
     """
     # Scaling A leaves N unchanged; at unit size, squares neither overflow nor vanish.
-    tiny, off = torch.finfo(average.dtype).tiny, average.abs()
+    tiny = torch.finfo(average.dtype).tiny
+    off = average.abs()
     torch.div(average, off.amax((-2, -1), keepdim=True).clamp_min_(tiny), out=off)
     values = diagonal(off).clone()
     diagonal(off).zero_()
@@ -146,7 +147,8 @@ def truncated_cayley(generator: Tensor, cap: float | None = 0.6) -> Tensor:
     y = matmul(n, n)
     if cap is not None:
         shrink = shrink_factor(y, cap)
-        n, y = n * shrink, y * shrink.square()
+        n = n * shrink
+        y = y * shrink.square()
     tail = matmul(_plus_identity(y), _plus_identity(matmul(y, y)))
     return matmul(tail, _plus_identity(y + 2 * n))
 
@@ -338,7 +340,8 @@ def _turn(
     """Return ``Q``, the average in the turned basis if it is to be ``carried`` there, and the norm
     of the last generator.
     """
-    rotation, orthogonal = turning.rotation, turning.map or cayley
+    rotation = turning.rotation
+    orthogonal = turning.map or cayley
     if isinstance(rotation, str):
         rotation = ROTATIONS[rotation]
     if isinstance(orthogonal, str):
@@ -378,7 +381,8 @@ def running_rate(beta: Tensor, time: Tensor, start: float) -> Tensor:
 
 def normalize(factors: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
     """Scale vectors of eigenvalues to product one; also return the means of their logarithms."""
-    centered, means = [], []
+    centered = []
+    means = []
     for eigs in factors:
         logs = eigs.log()
         means.append(logs.mean(-1, keepdim=True))
@@ -402,7 +406,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """
     if a.dtype != b.dtype:
         dtype = torch.promote_types(a.dtype, b.dtype)
-        a, b = a.to(dtype), b.to(dtype)
+        a = a.to(dtype)
+        b = b.to(dtype)
     if a.dtype in HALF and a.device.type == "cpu":
         return (a.float() @ b.float()).to(a.dtype)
     return a @ b

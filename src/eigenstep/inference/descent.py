@@ -292,7 +292,8 @@ def half_square(direction: Tensor) -> float:
 
 def step(q: Gaussian, estimate: Estimate, lr: float, exact: bool = True) -> Gaussian:
     """Return the Gaussian after one natural gradient step."""
-    means, precisions = {}, {}
+    means = {}
+    precisions = {}
     for name, S in q.precisions.items():
         curvature = estimate.curvatures[name]
         precisions[name] = average(S, curvature, lr=lr, damping=estimate.damping, exact=exact)

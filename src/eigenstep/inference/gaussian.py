@@ -305,7 +305,8 @@ def tangent_vector(
     """
     total = math.prod(S.sizes)
     parts = []
-    low, high = math.inf, -math.inf
+    low = math.inf
+    high = -math.inf
     for factor, w, identity in zip(
         factors_of(S), project(S, curvature), project_identity(S), strict=True
     ):

@@ -97,7 +97,8 @@ class Supervised:
         along a first axis.
         """
         blocks = as_blocks(points, "points")
-        count, examples = len(next(iter(blocks.values()))), len(self.inputs)
+        count = len(next(iter(blocks.values())))
+        examples = len(self.inputs)
         pairs = torch.arange(count * examples, dtype=self.inputs.dtype, device=self.inputs.device)[
             :, None
         ]
@@ -105,7 +106,8 @@ class Supervised:
 
         def curvature(name: str) -> OuterProducts:
             def predict(shift: Tensor, pair: Tensor) -> Tensor:
-                which, example = pair.long() // examples, pair.long() % examples
+                which = pair.long() // examples
+                example = pair.long() % examples
                 at = {key: tensor[which][0] for key, tensor in blocks.items()}
                 return self.predict(unwrap({**at, name: at[name] + shift}), self.inputs[example][0])
 
@@ -151,7 +153,8 @@ class Target:
         """Wrap a function of the parameters; with ``vectorize`` it is mapped over points by
         ``torch.func.vmap``.
         """
-        self.log_joint = self.model = log_joint
+        self.log_joint = log_joint
+        self.model: Any = log_joint
         self.vectorize = vectorize
         self.nfev = self.ngrad = 0
 

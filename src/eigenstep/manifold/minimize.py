@@ -18,9 +18,9 @@ from ..core.checks import (
     describe,
 )
 from ..core.matrices import SPD
-from ..core.progress import bar
+from ..core.progress import Show, bar
 from ..core.result import RUNNING, Ending, Result
-from .descent import METHODS, Direction, LineSearch, fixed_steps
+from .descent import METHODS, Direction, LineSearch, Way, fixed_steps
 from .objective import Evaluation, Objective
 from .point import Point, Retraction
 from .retractions import RETRACTIONS
@@ -140,15 +140,7 @@ def minimize_spd(
         way = fixed_steps(start, sizes, momentum, max_step, gtol)
     run = _Run(start, keep_best=lr is None)
     with bar(max_iter) if progress else nullcontext() as show:
-        for at, ending in way:
-            run.visit(at)
-            if show:
-                show(len(run.history), run.describe())
-            ending = ending or run.verdict(max_iter, callback)
-            if ending:
-                break
-    assert ending
-    return run.result(ending)
+        return run.follow(way, max_iter, callback, show)
 
 
 class _Run:
@@ -160,6 +152,24 @@ class _Run:
         self.latest: Evaluation | None = None
         self.history: list[Iterate] = []
 
+    def follow(
+        self,
+        way: Way,
+        max_iter: int,
+        callback: Callable[[SPDResult], object] | None,
+        show: Show | None,
+    ) -> SPDResult:
+        """Go down the way to its end."""
+        for at, ending in way:
+            self.visit(at)
+            if show:
+                text = f"value {at.value:.8g}, gradient {at.gradient.norm().item():.2e}"
+                show(len(self.history), text)
+            ending = ending or self.verdict(max_iter, callback)
+            if ending:
+                return self.result(ending)
+        raise AssertionError("a way ends with a reason")
+
     def visit(self, at: Evaluation) -> None:
         """Take note of a point, unless it is the latest one."""
         if at is self.latest:
@@ -169,11 +179,6 @@ class _Run:
         self.history.append(Iterate(at.value, norm, at.objective.ngrad, at.objective.nfev))
         if not self.keep_best or at.value <= self.best.value:
             self.best = at
-
-    def describe(self) -> str:
-        """Say where the run is."""
-        latest = self.history[-1]
-        return f"value {latest.fun:.8g}, gradient {latest.gradient_norm:.2e}"
 
     def verdict(
         self, max_iter: int, callback: Callable[[SPDResult], object] | None

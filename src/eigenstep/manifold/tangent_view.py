@@ -42,7 +42,9 @@ class TangentView(SPD):
             log_scale: for a Kronecker product, the logarithm of a factor to its scale, shape
                 ``(*batch,)``.
         """
-        self.base, self.tangents, self.log_scale = base, tuple(tangents), log_scale
+        self.base = base
+        self.tangents = tuple(tangents)
+        self.log_scale = log_scale
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -120,7 +122,8 @@ class TangentView(SPD):
 
     def _grow(self, x: Tensor, power: float, eigenvalues_only: bool = False) -> Tensor:
         """Multiply events in the eigenbasis by ``Diag(d)^power`` and its first-order change."""
-        factors, batch = factors_of(self.base), self.batch_shape
+        factors = factors_of(self.base)
+        batch = self.batch_shape
         for axis, (factor, tangent) in enumerate(
             zip(factors, self.tangents, strict=True), start=-len(factors)
         ):
