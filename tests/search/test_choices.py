@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eigenstep.core.result import Result
-from eigenstep.search import METHODS, SCHEDULES, Search, SearchResult, Start, minimize
+from eigenstep.search import Search, SearchResult, Start, minimize
 
 from .problems import Isotropic, rastrigin, sphere
 
@@ -36,38 +36,6 @@ def test_a_schedule_of_ones_own() -> None:
     assert result.reason == "tolfun"
     assert [start.population for start, _ in seen] == [8, 12, 16, 20]
     assert sum(evals for _, evals in seen) == result.nfev
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        (
-            {"method": "magic"},
-            ValueError,
-            "separable, lowrank, cautious or a function, got 'magic'",
-        ),
-        ({"method": 3}, TypeError, "method must be one of"),
-        ({"method": ["spectral"]}, TypeError, "method must be one of"),
-        (
-            {"restarts": "never"},
-            ValueError,
-            "restarts must be one of ipop, bipop or a function, got 'never'",
-        ),
-    ],
-)
-def test_unknown_names_list_the_choices(options: dict, error: type[Exception], text: str) -> None:  # type: ignore[type-arg]
-    with pytest.raises(error, match=text):
-        Search([1.0], 1.0, **options)
-    assert list(METHODS) == ["spectral", "separable", "lowrank", "cautious"]
-    assert list(SCHEDULES) == ["ipop", "bipop"]
-
-
-def test_impossible_starts() -> None:
-    for arguments, text in (((3,), "population"), ((8, 0.0), "width"), ((8, 1.0, 0), "max_evals")):
-        with pytest.raises(ValueError, match=text):
-            Start(*arguments)
-    with pytest.raises(TypeError, match="restarts must return a Start or None, got int"):
-        minimize(sphere, np.ones(2), 1.0, restarts=lambda ended, evals, rng: 16)
 
 
 def test_results_speak_the_common_language() -> None:

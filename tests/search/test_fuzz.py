@@ -12,31 +12,23 @@ from eigenstep_lab.baselines.paper_nes import PaperNES
 
 from .problems import Array, ellipsoid
 
-KINDS = 9
-
 
 def hostile(rng: np.random.Generator, x: Array) -> Array:
     """Return values of one of several nasty kinds."""
-    count = len(x)
-    kind = rng.integers(KINDS)
-    values = rng.standard_normal(count)
-    if kind == 0:
-        return np.full(count, rng.choice([0.0, np.inf, -np.inf, np.nan, 1e308]))
-    if kind == 1:
-        return np.round(values)
-    if kind == 2:
-        return values * 1e308
-    if kind == 3:
-        return np.where(rng.uniform(size=count) < 0.5, np.nan, values)
-    if kind == 4:
-        return np.where(rng.uniform(size=count) < 0.9, rng.choice([np.inf, -np.inf], count), values)
-    if kind == 5:
-        return values * 5e-324
-    if kind == 6:
-        return x[:, 0]  # without a minimum
-    if kind == 7:
-        return -(x**2).sum(-1).clip(max=1e300)  # away from everything
-    return ellipsoid(np.clip(x, -1e100, 1e100))
+    values = rng.standard_normal(len(x))
+    share = rng.uniform(size=len(x))
+    kinds = [
+        np.full(len(x), rng.choice([0.0, np.inf, -np.inf, np.nan, 1e308])),
+        np.round(values),
+        values * 1e308,
+        np.where(share < 0.5, np.nan, values),
+        np.where(share < 0.9, rng.choice([np.inf, -np.inf], len(x)), values),
+        values * 5e-324,
+        x[:, 0],  # without a minimum
+        -(x**2).sum(-1).clip(max=1e300),  # away from everything
+        ellipsoid(np.clip(x, -1e100, 1e100)),
+    ]
+    return kinds[rng.integers(len(kinds))]
 
 
 def check(search: Search) -> None:
@@ -52,14 +44,14 @@ def check(search: Search) -> None:
 @pytest.mark.parametrize(
     ("method", "d", "tells"),
     [
-        ("spectral", 3, 4500),
+        ("spectral", 3, 2000),
         ("spectral", 45, 500),
-        (PaperNES, 4, 3000),
-        ("separable", 5, 2000),
-        ("lowrank", 6, 2000),
+        (PaperNES, 4, 1000),
+        ("separable", 5, 1000),
+        ("lowrank", 6, 1000),
     ],
 )
-def test_ten_thousand_hostile_tells(method: str, d: int, tells: int) -> None:
+def test_thousands_of_hostile_tells(method: str, d: int, tells: int) -> None:
     rng = np.random.default_rng(d)
     search = Search(np.zeros(d), 1.0, method=method, seed=0)
     for index in range(tells):

@@ -54,6 +54,17 @@ def test_translations_and_scales_move_the_run(method: str) -> None:
         np.testing.assert_allclose((b - shift) / 1024, a, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("method", [*METHODS, PaperNES])
+def test_sample_and_whiten_are_inverse(method: str) -> None:
+    search = Search(np.ones(5), 0.5, method=method, seed=1)
+    for _ in range(30):
+        x = search.ask()
+        search.tell(x, rosenbrock(x @ rotation(5)))
+    state, z = search.distribution, np.random.default_rng(0).standard_normal((4, 5))
+    for stretch in (None, np.array([1.0, 2.0, 1.0, 3.0, 1.0])):
+        np.testing.assert_allclose(state.whiten(state.sample(z, stretch), stretch), z, rtol=1e-8)
+
+
 @pytest.mark.parametrize("kind", [SpectralGaussian, PaperNES])
 def test_rotations_turn_the_run(kind: type[SpectralGaussian] | type[PaperNES]) -> None:
     R, d = rotation(5), 5

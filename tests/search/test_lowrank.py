@@ -66,26 +66,15 @@ def test_the_update_is_that_of_dense_matrices(rank: int, monkeypatch: pytest.Mon
 
         weights = order_weights[values.argsort().argsort()]
         y = z @ root(K)
-        step = sum(w * row for w, row in zip(weights, y, strict=True))
-        np.testing.assert_allclose(
-            state.sample(z), state.mean + state.sigma * np.sqrt(D) * y, rtol=1e-10
-        )
-        np.testing.assert_allclose(
-            new.mean, state.mean + state.sigma * np.sqrt(D) * step, rtol=1e-9
-        )
+        step = weights @ y
+        k = np.diag(K)
+        unit = state.sigma * np.sqrt(D)
+        np.testing.assert_allclose(state.sample(z), state.mean + unit * y, rtol=1e-10)
+        np.testing.assert_allclose(new.mean, state.mean + unit * step, rtol=1e-9)
         memory = math.sqrt(c)
         p = (1 - memory) * state.path + math.sqrt(memory * (2 - memory) / (weights**2).sum()) * step
 
-        factors = np.array(
-            [
-                1
-                + many
-                * sum(w * (row[j] ** 2 / K[j, j] - 1) for w, row in zip(weights, y, strict=True))
-                + one * (p[j] ** 2 / K[j, j] - 1)
-                + many * ABSORB * math.log(K[j, j])
-                for j in range(d)
-            ]
-        )
+        factors = 1 + many * (weights @ (y**2 / k - 1) + ABSORB * np.log(k)) + one * (p**2 / k - 1)
         scales = D * np.maximum(factors, 0.1)
         center = np.exp(np.log(scales).mean())
         np.testing.assert_allclose(np.exp(new.log_scales), scales / center, rtol=1e-9)
@@ -100,9 +89,8 @@ def test_the_update_is_that_of_dense_matrices(rank: int, monkeypatch: pytest.Mon
         )
 
         ratio = np.diag(np.sqrt(D / np.exp(new.log_scales)))
-        A = (1 - c) * (np.eye(d) + ratio @ (K - np.eye(d)) @ ratio) + c * np.outer(
-            ratio @ p, ratio @ p
-        )
+        path = np.outer(ratio @ p, ratio @ p)
+        A = (1 - c) * (np.eye(d) + ratio @ (K - np.eye(d)) @ ratio) + c * path
         eigs, vectors = np.linalg.eigh(A)
         differ = np.argsort(-np.abs(np.log(eigs / (1 - c))))
         eigs[differ[rank:]] = eigs[differ[rank:]].mean()
@@ -111,31 +99,13 @@ def test_the_update_is_that_of_dense_matrices(rank: int, monkeypatch: pytest.Mon
         state = new
 
 
-def test_samples_can_be_whitened() -> None:
+def test_directions_stay_orthonormal_and_deviations_are_those_of_the_covariance() -> None:
     state = learned()
-    z = state.draw(np.random.default_rng(1), 6)
-    stretch = np.linspace(1, 2, 7)
-    np.testing.assert_allclose(state.whiten(state.sample(z)), z, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(
-        state.whiten(state.sample(z, stretch), stretch), z, rtol=1e-9, atol=1e-12
-    )
     V = state.directions
     np.testing.assert_allclose(V @ V.T, np.eye(len(V)), atol=1e-12)
     D = np.diag(np.exp(state.log_scales / 2))
     variances = float(state.sigma) ** 2 * np.diag(D @ correlations(state) @ D)
     np.testing.assert_allclose(state.deviations(), np.sqrt(variances), rtol=1e-10)
-
-
-def test_the_mirror_image_has_mirrored_samples() -> None:
-    state = learned()
-    flipped = np.array([True, False, True, False, False, False, True])
-    signs = np.where(flipped, -1.0, 1.0)
-    image = state.reflected(signs * state.mean, flipped)
-    z, values = state.draw(np.random.default_rng(2), 8), np.arange(8.0)
-    np.testing.assert_allclose(image.sample(signs * z), signs * state.sample(z), rtol=1e-10)
-    after, seen = state.update(z, values), image.update(signs * z, values)
-    np.testing.assert_allclose(seen.mean, signs * after.mean, rtol=1e-9)
-    np.testing.assert_allclose(seen.log_scales, after.log_scales, rtol=1e-9, atol=1e-12)
 
 
 def test_on_a_plateau_nothing_is_learned_and_the_step_size_stays() -> None:
@@ -185,17 +155,15 @@ def test_in_many_dimensions_it_needs_fewer_evaluations_than_scales_alone(turn: b
     assert ours < 0.6 * evaluations("separable", fun, d, 0.03, 20 * d)
 
 
-@pytest.mark.parametrize("d", [1000, 100_000])
+@pytest.mark.parametrize("d", [1000, 30_000])
 def test_memory_is_linear(d: int) -> None:
     search = Search(np.ones(d), 0.5, method="lowrank", seed=0)
-    first = last = math.inf
     for _ in range(30 if d == 1000 else 3):
         x = search.ask()
         search.tell(x, sphere(x))
         state = vars(search.distribution)
         assert sum(np.size(value) for value in state.values() if value is not None) <= 40 * d
-        first, last = min(first, sphere(x).min()) if first == math.inf else first, sphere(x).min()
-    assert last < first
+    assert search.history.fun[-1] < search.history.fun[0]
 
 
 def test_minimize_chooses_it_where_slopes_say_nothing() -> None:

@@ -88,21 +88,3 @@ def test_injected_points_keep_their_categories() -> None:
     search.tell(x, [0.0 if (p == point).all() else 1 + float(sphere(p)) for p in x])
     assert search.best_fun == 0
     assert search.distribution.chances[1, 4] > 0.2  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("categories", "error", "text"),
-    [
-        ([1], TypeError, "dictionary"),
-        ({7: 3}, ValueError, "keys below 5"),
-        ({-1: 3}, ValueError, "keys below 5"),
-        ({1: 1}, ValueError, "at least 2 values"),
-        ({1: 2.0}, TypeError, "must be an integer"),
-        (dict.fromkeys(range(5), 3), ValueError, "at least one coordinate"),
-    ],
-)
-def test_impossible_categories(categories: object, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        Search(np.zeros(5), 1.0, categories=categories)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="within the bounds"):
-        Search(np.full(5, 3.0), 1.0, categories={1: 3})

@@ -62,12 +62,11 @@ def test_torch_in_torch_out(dtype: torch.dtype) -> None:
     assert one.success
 
 
-def test_float32_points_are_recognized_when_they_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_points_are_recognized_when_they_come_back() -> None:
     search = Search(torch.ones(3), 0.5, seed=0)
-    x = search.ask()
-    order = [2, 0, 1, *range(3, len(x))]
-    np.testing.assert_array_equal(search.asked.rows(x.double().numpy()), range(len(x)))
-    np.testing.assert_array_equal(search.asked.rows(x[order].double().numpy()), order)
+    x = search.ask().double().numpy()
+    for order in (np.arange(len(x)), np.roll(np.arange(len(x)), 2)):
+        np.testing.assert_array_equal(search.asked.rows(x[order]), order)
 
 
 @pytest.mark.parametrize("method", ["spectral", "auto"])
@@ -184,32 +183,6 @@ def test_tell_takes_points_of_ones_own() -> None:
         x = search.mean + search.sigma * rng.standard_normal((9, 3))
         search.tell(x, sphere(x))
     assert sphere(search.mean) < 1e-6
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "text"),
-    [
-        (([], 1.0), {}, ValueError, "x0 must be a vector"),
-        (([[1.0]], 1.0), {}, ValueError, "x0 must be a vector"),
-        (([1.0, np.nan], 1.0), {}, ValueError, "finite"),
-        (("text", 1.0), {}, TypeError, "x0 must be a vector"),
-        ((torch.tensor([1, 2]), 1.0), {}, TypeError, "floating-point tensor"),
-        (([1.0, 2.0], 0.0), {}, ValueError, "sigma0 must be a positive number"),
-        (([1.0, 2.0], [1.0, 2.0, 3.0]), {}, ValueError, "sigma0"),
-        (([1.0, 2.0], np.inf), {}, ValueError, "sigma0"),
-        (([1.0], 1.0), {"population": 3}, ValueError, "population must be at least 4"),
-        (([1.0], 1.0), {"population": 4.5}, TypeError, "population must be an integer"),
-        (([1.0], 1.0), {"max_evals": 0}, ValueError, "max_evals must be at least 1"),
-        (([1.0], 1.0), {"tolx": -1.0}, ValueError, "tolx"),
-        (([1.0], 1.0), {"target": np.nan}, ValueError, "target"),
-        (([3.0], 1.0), {"bounds": (0, 1)}, ValueError, "x0 must be within the bounds"),
-    ],
-)
-def test_impossible_arguments(
-    arguments: tuple, options: dict, error: type[Exception], text: str
-) -> None:  # type: ignore[type-arg]
-    with pytest.raises(error, match=text):
-        Search(*arguments, **options)
 
 
 @pytest.mark.parametrize(

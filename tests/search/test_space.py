@@ -89,8 +89,10 @@ def test_a_mean_beyond_a_wall_and_its_mirror_image_are_the_same_search(method: s
     mean, flipped = made.fold(outside.mean)
     inside = outside.reflected(mean, flipped)
     signs = np.where(flipped & (method in ("separable", "lowrank")), -1.0, 1.0)
-    same = inside.sample(signs * z), outside.sample(z)
-    np.testing.assert_allclose(*map(made.decode, same), atol=1e-14)
+    for _ in range(3):
+        same = inside.sample(signs * z), outside.sample(z)
+        np.testing.assert_allclose(*map(made.decode, same), atol=1e-13)
+        inside, outside = inside.update(signs * z, values), outside.update(z, values)
 
 
 @pytest.mark.parametrize("method", ["auto", "spectral", "separable", "lowrank"])
@@ -109,18 +111,6 @@ def test_minima_at_the_walls(method: str, target: Array, bounds: tuple[Any, Any]
 
     result = minimize(fun, np.full(5, 0.5), 0.3, bounds=bounds, method=method, seed=0)
     np.testing.assert_allclose(result.x, np.clip(target, *bounds), atol=1e-5)
-
-
-def test_integers_only() -> None:
-    best = np.array([3, -7, 20, 0, 11])
-
-    def fun(x: Array) -> float:
-        assert (x == np.rint(x)).all()
-        return float(sphere(x - best))
-
-    result = minimize(fun, np.zeros(5), 3.0, integers=range(5), seed=0, target=0.0, max_evals=5000)
-    np.testing.assert_array_equal(result.x, best)
-    assert result.reason == "target"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -169,26 +159,3 @@ def test_coordinates_of_different_scale() -> None:
     )
     assert result.success
     assert result.nfev < 600
-
-
-@pytest.mark.parametrize(
-    ("bounds", "integers", "error", "text"),
-    [
-        ((1, 0), None, ValueError, "leave no room"),
-        ([(0, 1), (0, 1), (2, 2)], None, ValueError, "coordinate 2"),
-        ((0.2, 0.8), [1], ValueError, "integer coordinate 1"),
-        (([0, 0], 1), None, ValueError, "3 entries on each side"),
-        ([(0, 1)] * 4, None, ValueError, "got 4 entries"),
-        (("a", 1), None, TypeError, "numbers or None"),
-        ((float("nan"), 1), None, ValueError, "NaN"),
-        (3, None, TypeError, "bounds must be"),
-        (None, [3], ValueError, "indices below 3"),
-        (None, [0.5], TypeError, "indices"),
-        (None, np.array([True]), ValueError, "mask"),
-    ],
-)
-def test_impossible_domains(
-    bounds: object, integers: object, error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        domain(bounds, 3, integers)
