@@ -37,10 +37,14 @@ def broken(x: Array) -> Array:
 
 CASES: dict[str, tuple[Any, Callable[[Array], Array], dict[str, Any]]] = {
     "spectral": (np.full(4, 0.5), rastrigin, {"restarts": "bipop", "bounds": (-2, 2)}),
-    "noisy": (np.full(4, 0.5), noisy, {"restarts": "bipop", "bounds": (-2, 2), "noisy": True}),
+    "noisy": (np.full(4, 0.5), noisy, {"restarts": "bipop", "tolx": 0.03, "noisy": True}),
     "cautious": (np.ones(5), noisy, {"method": "cautious", "noisy": True, "bounds": (-3, 3)}),
     "lowrank": (np.ones(30), broken, {"method": "lowrank", "bounds": (-3, 3)}),
-    "separable": (np.ones(3), rastrigin, {"method": "separable", "restarts": "ipop"}),
+    "separable": (
+        np.ones(3),
+        rastrigin,
+        {"method": "separable", "restarts": "ipop", "max_restarts": 2},
+    ),
     "descent": (
         np.full(4, 1.5),
         rastrigin,
@@ -50,7 +54,7 @@ CASES: dict[str, tuple[Any, Callable[[Array], Array], dict[str, Any]]] = {
     "mixed": (
         np.zeros(5),
         lambda x: sphere(x - 1),
-        {"categories": {1: 3, 4: 5}, "integers": [2], "restarts": "ipop"},
+        {"categories": {1: 3, 4: 5}, "integers": [2], "restarts": "ipop", "max_restarts": 1},
     ),
     "own": (np.full(3, 0.5), rastrigin, {"method": Isotropic, "restarts": Narrower()}),
 }
