@@ -128,7 +128,7 @@ def test_each_of_the_papers_options_counts(options: dict[str, object]) -> None:
 
 
 def _known(part: str) -> dict[str, list[float]]:
-    return known_behaviors()[part][behavior.behavior(part)]
+    return known_behaviors()[part][behavior.behavior(part).partition(":")[2]]
 
 
 def _constants() -> list[tuple[ModuleType, str]]:

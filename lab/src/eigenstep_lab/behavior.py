@@ -15,7 +15,7 @@ import argparse
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -387,8 +387,20 @@ def recognize(part: str, measured: Mapping[str, Numbers]) -> str:
 
 @lru_cache
 def behavior(*parts: str) -> str:
-    """Return the name of today's behavior of some parts of the library."""
-    return "+".join(recognize(part, measure(part)) for part in parts)
+    """Return what some parts of the library do today, as "part:name+part:name"."""
+    return "+".join(f"{part}:{recognize(part, measure(part))}" for part in parts)
+
+
+def stale(behaviors: Iterable[str]) -> list[str]:
+    """Return the parts, of some "part:name", that have another name today."""
+    named = (name.partition(":")[0] for name in behaviors if not is_today(name))
+    return list(dict.fromkeys(named))
+
+
+def is_today(name: str) -> bool:
+    """Tell whether a "part:name" is what the part does today."""
+    part = name.partition(":")[0]
+    return part in PARTS and behavior(part) == name
 
 
 RECIPES: Mapping[str, str] = {
@@ -439,7 +451,7 @@ def main() -> None:
     known = known_behaviors()
     for part in PARTS:
         name = behavior(part)
-        print(f"{part:10} {name}", "" if name in known.get(part, {}) else "(not known)")
+        print(name, "" if name.partition(":")[2] in known.get(part, {}) else "(not known)")
 
 
 if __name__ == "__main__":

@@ -54,6 +54,11 @@ BENCHMARKS: Mapping[str, Command] = {
     "all": Command(
         "eigenstep_lab.bench.every", "run every benchmark with its defaults", computes=False
     ),
+    "status": Command(
+        "eigenstep_lab.bench.status",
+        "which published figures and tables are of today's code",
+        computes=False,
+    ),
     "pages": Command(
         "eigenstep_lab.bench.pages", "put the tables of --json files into pages", computes=False
     ),

@@ -69,7 +69,7 @@ def cells(args: argparse.Namespace, found: Mapping[Any, Any]) -> Plans:
         },
         "network": {**sampling, "steps": min(args.steps, 100)},
     }
-    code = behavior("inference", "update")
+    code = behavior("inference")
     return {
         name: Cell({"model": name, **how[name]}, partial(measure, name, **how[name]), code)
         for name in how

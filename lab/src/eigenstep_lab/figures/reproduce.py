@@ -26,13 +26,15 @@ from typing import Any
 
 import torch
 
-from ..behavior import PARTS, behavior
+from ..behavior import behavior
 from ..bench import commit, pages, versions
 from ..console import LARGEST_SEED, UserError, between, print_table, write_json
 from ..results import Result, verdict_table
 from ..train.building import choose_device
 from . import FIGURES
 from .report import Section, read_figure, write_figure, write_pictures, write_report
+DEPENDS = ("spectral", "paper", "options", "search", "spd", "update")
+"""Parts of the library that figures depend on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
     """Make the figures, one after the other; one that cannot be made does not stop the others."""
     _check(args)
     names = list(FIGURES) if args.figure == "all" else [args.figure]
-    origin = {"seed": args.seed, "device": args.device, "code": behavior(*PARTS), **versions()}
+    origin = {"seed": args.seed, "device": args.device, "code": behavior(*DEPENDS), **versions()}
     plans = [
         plan(name, full=args.full and name not in args.brief, seed=args.seed) for name in names
     ]
