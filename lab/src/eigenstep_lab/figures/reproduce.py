@@ -33,6 +33,7 @@ from ..results import Result, verdict_table
 from ..train.building import choose_device
 from . import FIGURES
 from .report import Section, read_figure, write_figure, write_pictures, write_report
+
 DEPENDS = ("spectral", "paper", "options", "search", "spd", "update")
 """Parts of the library that figures depend on."""
 
