@@ -208,27 +208,6 @@ def test_the_truth_of_iterate_matching_is_the_default_scheme():
     torch.testing.assert_close(0.9 * dense + 0.1 * dense_curvature(curvature), want)
 
 
-def test_spectral_nes_follows_the_same_natural_gradient_as_xnes():
-    torch.manual_seed(0)
-    mean = torch.randn(2, 4, dtype=torch.float64)
-    start = Full.from_dense(matching.random_covariances(4, 2, 10, torch.Generator().manual_seed(0)))
-    z, utilities = torch.randn(6, 2, 4, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
-    for rotation in (
-        s.rotation for s in gradient_free.strategies(mean).values() if hasattr(s, "rotation")
-    ):
-        strategy = gradient_free.SpectralNES(mean, start, rotation)
-        deviation = strategy.sample(z) - mean
-        covariance = start.dense(-1)
-        moment = torch.einsum("k...,k...i,k...j->...ij", utilities, deviation, deviation)
-        direction = moment - utilities.sum(0)[..., None, None] * covariance
-        errors = []
-        for lr in (1e-4, 1e-6):
-            moved = strategy.update(z, utilities, lr=lr)
-            torch.testing.assert_close(moved.mean, mean + (utilities[..., None] * deviation).sum(0))
-            errors.append(float((moved.precision.dense(-1) - covariance - lr * direction).norm()))
-        assert math.log(errors[0] / errors[1], 100) == pytest.approx(2, abs=0.05)
-
-
 def literal(name, w):
     """The paper's formulas, with numpy and loops."""
     d, pairs = len(w), list(itertools.pairwise(w))

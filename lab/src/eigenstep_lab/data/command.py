@@ -60,12 +60,9 @@ def run(args: argparse.Namespace) -> None:
     elif args.action == "list":
         print_table("Datasets", ("name", "what it is", "where"), status())
     else:
-        names = _chosen(args.action, args.names)
-        for name in names:
-            if args.action == "check":
-                print(f"{name}: {describe(name)}")
-            else:
-                get(name, again=names != list(DATASETS))
+        act = check if args.action == "check" else get
+        for name in _chosen(args.action, args.names):
+            act(name, again="all" not in args.names)
 
 
 def sample(args: argparse.Namespace) -> None:
@@ -86,6 +83,11 @@ def _chosen(action: str, names: list[str]) -> list[str]:
     if not names:
         raise UserError(f"say which dataset to {action}: {', '.join(DATASETS)} or all")
     return list(DATASETS) if "all" in names else names
+
+
+def check(name: str, *, again: bool) -> None:
+    """Load a dataset whether or not it was loaded before, and say what is in it."""
+    print(f"{name}: {describe(name)}")
 
 
 def get(name: str, *, again: bool) -> None:

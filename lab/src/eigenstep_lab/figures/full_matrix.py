@@ -18,17 +18,13 @@ remembers what is not yet diagonalized.
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
 from eigenstep.core.curvature import OuterProducts
 from eigenstep.core.matrices import Full
-from eigenstep.core.step import Turning, moore_penrose, truncated_exp
-from eigenstep.core.update import update
 
-from ..baselines import cholesky
 from ..baselines.cholesky import Cholesky
 from ..baselines.van_loan import dense_curvature
 from ..results import Result, Verdict
@@ -37,9 +33,12 @@ from .matching import (
     ITERATES,
     Scheme,
     Settings,
+    cholesky_schemes,
     compare,
     final_distances,
     frobenius,
+    our_scheme,
+    paper_schemes,
     random_covariances,
 )
 from .matching import run as match
@@ -52,24 +51,12 @@ NARROW = 1e-6
 
 def schemes(start: Tensor, lr: float, gap: float) -> dict[str, Scheme]:
     """Return all schemes but the default one, at a matrix of shape seeds × n × n."""
-    spectral, inverse_free = Full.from_dense(start), Cholesky.from_dense(start)
-    ours = partial(update, lr=lr, positive=truncated_exp)
-
-    def paper(gap: float, map: str = "cayley", positive: str = "exp") -> Scheme:
-        turning = Turning(partial(moore_penrose, gap=gap), map, mend=False)
-        return Scheme(spectral, partial(update, lr=lr, positive=positive, turning=turning))
-
-    truncated = {"map": "truncated_cayley", "positive": "truncated_exp"}
+    spectral = Full.from_dense(start)
     return {
-        "paper, exact maps": paper(gap),
-        "paper, truncated maps": paper(gap, **truncated),
-        f"paper, exact maps, gap {NARROW:g}": paper(NARROW),
-        f"paper, truncated maps, gap {NARROW:g}": paper(NARROW, **truncated),
-        "ours": Scheme(spectral.with_residual(), partial(ours, turning=Turning(rayleigh=True))),
-        "Cholesky": Scheme(inverse_free, partial(cholesky.update, lr=lr)),
-        "Cholesky, truncated": Scheme(
-            inverse_free, partial(cholesky.update, lr=lr, truncated=True)
-        ),
+        **paper_schemes(spectral, lr, gap),
+        **paper_schemes(spectral, lr, NARROW, f", gap {NARROW:g}"),
+        **our_scheme(spectral, lr),
+        **cholesky_schemes(Cholesky.from_dense(start), lr),
     }
 
 
@@ -105,14 +92,13 @@ def _first_order(name: str, start: Tensor) -> Verdict:
     narrow gap.
     """
     gradient = OuterProducts(torch.ones_like(start[None, ..., 0]))
-    gaps = []
     rates = (1e-4, 1e-5)
+    gaps = []
     for lr in rates:
         scheme = schemes(start, lr, NARROW)[name]
         default = (1 - lr) * start + lr * dense_curvature(gradient)
-        gaps.append(
-            float(frobenius(scheme.step(scheme.start, gradient).dense(), default).mean().log10())
-        )
+        distance = frobenius(scheme.dense(scheme.step(scheme.start, gradient)), default)
+        gaps.append(float(distance.mean().log10()))
     order = (gaps[0] - gaps[1]) / math.log10(rates[0] / rates[1])
     claim = "One step equals the default scheme's up to first order in the step size (Claim 2)."
     return Verdict(

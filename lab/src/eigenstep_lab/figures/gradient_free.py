@@ -24,14 +24,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
 from eigenstep.core.matrices import Full
 from eigenstep.core.sources import reinforce
-from eigenstep.core.step import Rotation, Turning, bounded, moore_penrose
+from eigenstep.core.step import Turning
 from eigenstep.core.update import update
 from eigenstep.search.sampling import default_population
 
@@ -40,6 +39,7 @@ from ..baselines.rates import DistanceRates, FixedRates, Rule
 from ..console import track
 from ..problems.functions import FUNCTIONS, Function
 from ..results import Curve, Panel, Result, Table, Verdict
+from .matching import median
 
 FLOOR = 1e-3
 """How far below the target there is nothing to see any more, as a fraction of it."""
@@ -80,14 +80,12 @@ class SpectralNES:
     Attributes:
         mean: ``mu``, shape ``(*batch, d)``.
         precision: ``S``, one matrix per search.
-        rotation: How its basis turns.
-        mended: Whether a Newton–Schulz step follows each turn; the paper has none.
+        turning: How its basis turns.
     """
 
     mean: Tensor
     precision: Full
-    rotation: Rotation
-    mended: bool = True
+    turning: Turning
 
     def sample(self, z: Tensor) -> Tensor:
         """Return ``mu + B d^(-1/2) z``."""
@@ -118,7 +116,7 @@ class SpectralNES:
             curvature,
             lr=1.0,
             decay=0.0,
-            turning=Turning(rotation=self.rotation, mend=self.mended),
+            turning=self.turning,
         )
         assert isinstance(precision, Full)
         return replace(self, mean=mean, precision=precision)
@@ -133,8 +131,8 @@ def strategies(mean: Tensor) -> dict[str, NES]:
     identity = torch.eye(d, dtype=mean.dtype, device=mean.device).expand(seeds, d, d)
     precision = Full.identity(d, (seeds,), dtype=mean.dtype, device=mean.device)
     return {
-        "paper": SpectralNES(mean, precision, moore_penrose, mended=False),
-        "ours": SpectralNES(mean, precision, partial(bounded, pairwise=True)),
+        "paper": SpectralNES(mean, precision, Turning("moore_penrose", mend=False)),
+        "ours": SpectralNES(mean, precision, Turning("pairwise")),
         "NES": PlainNES(mean, identity),
         "xNES": ExponentialNES(mean, identity),
         "Cholesky NES": CholeskyNES(mean, identity),
@@ -143,43 +141,34 @@ def strategies(mean: Tensor) -> dict[str, NES]:
 
 def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
     """Search with all schemes on all functions."""
-    panels = []
-    hits: dict[str, dict[str, Tensor]] = {}
-    names = [
-        *strategies(torch.zeros(1, 2)),
-        *(f"{name}, {how}" for how in (MIXED, DISTANCE) for name in SPARING),
-    ]
-    jobs = [(function, name) for function in FUNCTIONS for name in names]
+    sparing = [f"{name}, {technique}" for technique in (MIXED, DISTANCE) for name in SPARING]
+    names = [*strategies(torch.zeros(1, 2)), *sparing]
     curves: dict[str, dict[str, Curve]] = {function: {} for function in FUNCTIONS}
+    hits: dict[str, dict[str, Tensor]] = {function: {} for function in FUNCTIONS}
+    jobs = [(function, name) for function in FUNCTIONS for name in names]
     for function, name in track(jobs, "Searching"):
         start = _start(FUNCTIONS[function], settings, seed).to(device)
         scheme, _, technique = name.partition(", ")
-        curve, hit = search(
-            strategies(start)[scheme], FUNCTIONS[function], settings, seed, technique
-        )
+        strategy = strategies(start)[scheme]
+        curve, hit = search(strategy, FUNCTIONS[function], settings, seed, technique)
         curves[function][name] = curve
-        hits.setdefault(function, {})[name] = hit
-    for function, drawn in curves.items():
-        panels.append(Panel(function, "function evaluations", "ℓ(μ)", drawn))
-    verdicts = [
-        verdict
-        for name in ("paper", "ours")
-        for verdict in (
-            *(_as_fast(name, function, found) for function, found in hits.items()),
-            _as_reliable(name, list(hits.values()), settings),
-        )
+        hits[function][name] = hit
+    panels = [
+        Panel(function, "function evaluations", "ℓ(μ)", drawn) for function, drawn in curves.items()
     ]
+    verdicts: list[Verdict] = []
+    for name in ("paper", "ours"):
+        verdicts += [_as_fast(name, function, reached) for function, reached in hits.items()]
+        verdicts.append(_as_reliable(name, list(hits.values()), settings))
     return Result(panels, verdicts, [_table(hits, settings)], columns=3)
 
 
 def _start(function: Function, settings: Settings, seed: int) -> Tensor:
     generator = Generator().manual_seed(seed)
-    direction = torch.randn(
-        settings.seeds, settings.dimension, generator=generator, dtype=torch.float64
-    )
-    return function.coordinate + 3 * direction / torch.linalg.vector_norm(
-        direction, dim=-1, keepdim=True
-    )
+    shape = (settings.seeds, settings.dimension)
+    direction = torch.randn(shape, generator=generator, dtype=torch.float64)
+    length = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+    return function.coordinate + 3 * direction / length
 
 
 def search(
@@ -228,7 +217,7 @@ def search(
         evaluations = evaluations + samples.new.sum(0).cpu()
         hit = torch.where((value < settings.target) & hit.isinf(), evaluations, hit)
         # Searches that take three times as long as the median one are stuck in a local minimum.
-        done = not hit.isinf().any() or float(evaluations.mean()) > 3 * _median(hit)
+        done = not hit.isinf().any() or float(evaluations.mean()) > 3 * median(hit)
         samples = samples if done else samples.mixed(strategy, refresh, normal, generator)
         if generation % 10 == 0 or done:
             at.append(float(evaluations.mean()))
@@ -238,13 +227,9 @@ def search(
     return Curve.of(at, torch.stack(values)), hit
 
 
-def _median(hit: Tensor) -> float:
-    return float(hit.quantile(0.5, interpolation="lower"))
-
-
 def _as_fast(name: str, function: str, hits: dict[str, Tensor]) -> Verdict:
-    rivals = [_median(hits[rival]) for rival in ("xNES", "Cholesky NES")]
-    ratio = _median(hits[name]) / (sum(rivals) / len(rivals))
+    rivals = [median(hits[rival]) for rival in ("xNES", "Cholesky NES")]
+    ratio = median(hits[name]) / (sum(rivals) / len(rivals))
     quantity = (
         f"{function}: median evaluations to the target, divided by the mean of both baselines'"
     )
@@ -267,7 +252,7 @@ def _table(hits: dict[str, dict[str, Tensor]], settings: Settings) -> Table:
     rows = []
     for function, found in hits.items():
         cells = [
-            f"{_median(found[n]):.0f} ({int(found[n].isfinite().sum())}/{settings.seeds})"
+            f"{median(found[n]):.0f} ({int(found[n].isfinite().sum())}/{settings.seeds})"
             for n in names
         ]
         rows.append([function, FUNCTIONS[function].summary, *cells])

@@ -32,10 +32,8 @@ from torch import Generator, Tensor
 
 from eigenstep.core.curvature import Dense
 from eigenstep.core.matrices import Full, Kronecker
-from eigenstep.core.step import Turning, moore_penrose, truncated_exp
-from eigenstep.core.update import update
 
-from ..baselines import cholesky, eigen, van_loan
+from ..baselines import eigen, van_loan
 from ..baselines.cholesky import Cholesky
 from ..results import Panel, Result, Table, Verdict
 from .matching import (
@@ -44,8 +42,11 @@ from .matching import (
     METRICS,
     Scheme,
     Settings,
+    cholesky_schemes,
     compare,
     final_distances,
+    our_scheme,
+    paper_schemes,
     random_covariances,
 )
 from .matching import run as match
@@ -60,23 +61,11 @@ def schemes(factors: list[Tensor], lr: float, gap: float) -> dict[str, Scheme]:
     """Return all schemes but the default one, at factors of shape seeds × n × n."""
     ones = torch.ones(len(factors[0]), dtype=factors[0].dtype, device=factors[0].device)
     spectral = Kronecker(ones, tuple(Full.from_dense(factor) for factor in factors)).normalized()
-    inverse_free = Cholesky.from_dense(*factors)
-    paper = Turning(partial(moore_penrose, gap=gap), mend=False)
-    truncated = replace(paper, map="truncated_cayley")
     return {
-        "paper, exact maps": Scheme(spectral, partial(update, lr=lr, turning=paper)),
-        "paper, truncated maps": Scheme(
-            spectral, partial(update, lr=lr, positive=truncated_exp, turning=truncated)
-        ),
-        "ours": Scheme(
-            spectral.with_residual(),
-            partial(update, lr=lr, positive=truncated_exp, turning=Turning(rayleigh=True)),
-        ),
+        **paper_schemes(spectral, lr, gap),
+        **our_scheme(spectral, lr),
         "projection": Scheme(spectral, partial(van_loan.update, lr=lr)),
-        "Cholesky": Scheme(inverse_free, partial(cholesky.update, lr=lr)),
-        "Cholesky, truncated": Scheme(
-            inverse_free, partial(cholesky.update, lr=lr, truncated=True)
-        ),
+        **cholesky_schemes(Cholesky.from_dense(*factors), lr),
         "eigendecomposition": Scheme(spectral, partial(eigen.update, lr=lr)),
     }
 
@@ -102,21 +91,19 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
         "70 % structure": 0.7 * structured + 0.3 * unstructured,
     }
     panels: list[Panel] = []
-    tables, verdicts = [], []
+    tables: list[Table] = []
+    verdicts: list[Verdict] = []
+    compared = schemes(factors, settings.lr, settings.gap)
     for family, covariance in families.items():
-        found = match(
-            schemes(factors, settings.lr, settings.gap), start, covariance, settings, generator
+        measured = tuple(
+            replace(panel, title=f"{panel.title}, {family}")
+            for panel in match(compared, start, covariance, settings, generator)
         )
-        found = tuple(replace(panel, title=f"{panel.title}, {family}") for panel in found)
-        panels += found
-        tables.append(final_distances(found, f"Σ with {family}"))
-        verdicts += _verdicts(found, family)
-    tables.append(
-        sought(
-            {share: share * structured + (1 - share) * unstructured for share in SHARES},
-            settings.sizes,
-        )
-    )
+        panels += measured
+        tables.append(final_distances(measured, f"Σ with {family}"))
+        verdicts += _verdicts(measured, family)
+    mixtures = {share: share * structured + (1 - share) * unstructured for share in SHARES}
+    tables.append(sought(mixtures, settings.sizes))
     return Result(panels, verdicts, tables)
 
 
@@ -126,10 +113,10 @@ def likeliest(covariance: Tensor, sizes: tuple[int, ...]) -> Kronecker:
     That is where learning factors comes to rest: here by averaging with Σ itself, without noise and
     in large steps.
     """
-    found = van_loan.nearest_kronecker(covariance, sizes)
+    S = van_loan.nearest_kronecker(covariance, sizes)
     for _ in range(80):
-        found = eigen.update(found, Dense(covariance, semidefinite=True), lr=0.5)
-    return found
+        S = eigen.update(S, Dense(covariance, semidefinite=True), lr=0.5)
+    return S
 
 
 def divergence(estimate: Tensor, truth: Tensor) -> Tensor:
@@ -147,15 +134,13 @@ def sought(covariances: dict[float, Tensor], sizes: tuple[int, ...]) -> Table:
     distances = {**METRICS, "Kullback–Leibler": divergence}
     rows = []
     for share, covariance in covariances.items():
+        likely = likeliest(covariance, sizes).dense()
         nearest = van_loan.nearest_kronecker(covariance, sizes).dense()
-        found = likeliest(covariance, sizes).dense()
-        ratios = [
-            distance(found, covariance) / distance(nearest, covariance)
-            for distance in distances.values()
-        ]
-        rows.append(
-            [f"{share:.0%}", *(f"{float(ratio.log().mean().exp()):.3g}" for ratio in ratios)]
-        )
+        row = [f"{share:.0%}"]
+        for distance in distances.values():
+            ratio = distance(likely, covariance) / distance(nearest, covariance)
+            row.append(f"{float(ratio.log().mean().exp()):.3g}")
+        rows.append(row)
     title = (
         "Distance to Σ of the likeliest Kronecker product, divided by that of the projection "
         "of Σ, geometric means"

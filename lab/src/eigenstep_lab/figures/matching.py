@@ -9,7 +9,9 @@ are learned in one call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -17,14 +19,16 @@ from torch import Generator, Tensor
 from torch.linalg import diagonal
 
 from eigenstep.core.curvature import OuterProducts
+from eigenstep.core.matrices import SPD, Full, Kronecker
+from eigenstep.core.step import Turning, moore_penrose
+from eigenstep.core.update import update
 
+from ..baselines import cholesky
+from ..baselines.cholesky import Cholesky
 from ..baselines.van_loan import dense_curvature
 from ..console import track
 from ..problems.spd import random_spd
 from ..results import Curve, Panel, Table, Verdict, typical_ratio
-
-Step = Callable[[Any, OuterProducts], Any]
-"""One step of a scheme: ``step(S, curvature) -> S``, with the step size built in."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +55,43 @@ class Settings:
 
 @dataclass(frozen=True)
 class Scheme:
-    """A way to learn the matrix.
+    """A way to learn or to descend.
 
     Attributes:
-        start: The first matrix, anything with a method `dense`.
-        step: How it learns.
+        start: The first state.
+        step: Turns a state, and what it is told, into the next one.
+        dense: Turns a state into the matrix that it stands for.
     """
 
     start: Any
-    step: Step
+    step: Callable[..., Any]
+    dense: Callable[[Any], Tensor] = methodcaller("dense")
+
+
+def paper_schemes(start: SPD, lr: float, gap: float, ending: str = "") -> dict[str, Scheme]:
+    """Return the paper's scheme with exact and with truncated maps, whose bases are not mended."""
+    turning = Turning(partial(moore_penrose, gap=gap), mend=False)
+    exact = partial(update, lr=lr, turning=turning)
+    cut = replace(turning, map="truncated_cayley")
+    truncated = partial(update, lr=lr, turning=cut, positive="truncated_exp")
+    return {
+        f"paper, exact maps{ending}": Scheme(start, exact),
+        f"paper, truncated maps{ending}": Scheme(start, truncated),
+    }
+
+
+def our_scheme(start: Full | Kronecker, lr: float) -> dict[str, Scheme]:
+    """Return ours, which remembers what is not yet diagonalized."""
+    turning = Turning(rayleigh=True)
+    step = partial(update, lr=lr, turning=turning, positive="truncated_exp")
+    return {"ours": Scheme(start.with_residual(), step)}
+
+
+def cholesky_schemes(start: Cholesky, lr: float) -> dict[str, Scheme]:
+    """Return the Cholesky scheme of Lin et al. (2024), exact and truncated."""
+    step = partial(cholesky.update, lr=lr)
+    truncated = partial(step, truncated=True)
+    return {"Cholesky": Scheme(start, step), "Cholesky, truncated": Scheme(start, truncated)}
 
 
 def frobenius(estimate: Tensor, truth: Tensor) -> Tensor:
@@ -85,8 +117,8 @@ METRICS = {"relative Frobenius": frobenius, "relative Wasserstein-2": wasserstei
 
 def random_covariances(size: int, seeds: int, condition: float, generator: Generator) -> Tensor:
     """Return random matrices whose eigenvalues have the mean one, shape seeds × n × n."""
-    found = random_spd(size, condition, generator, (seeds,))
-    return found * (size / diagonal(found).sum(-1))[:, None, None]
+    matrices = random_spd(size, condition, generator, (seeds,))
+    return matrices * (size / diagonal(matrices).sum(-1))[:, None, None]
 
 
 def run(
@@ -108,33 +140,30 @@ def run(
     Returns:
         Four panels: for each metric, fixed-point matching and iterate matching.
     """
-    device, root = start.device, torch.linalg.cholesky(covariance)
-    default, states = start, {name: scheme.start for name, scheme in schemes.items()}
+    root = torch.linalg.cholesky(covariance)
+    default = start
+    states = {name: scheme.start for name, scheme in schemes.items()}
     measured = sorted(
         {round(at) for at in torch.linspace(1, settings.steps, settings.points).tolist()}
     )
-    found: dict[tuple[str, str], dict[str, list[Tensor]]] = {
+    distances: dict[tuple[str, str], dict[str, list[Tensor]]] = {
         (metric, truth): {} for metric in METRICS for truth in (FIXED_POINT, ITERATES)
     }
+    shape = (settings.seeds, len(root[0]), 1)
     for step in track(range(1, settings.steps + 1), "Learning"):
-        noise = torch.randn(
-            settings.seeds, len(root[0]), 1, generator=generator, dtype=torch.float64
-        )
-        gradient = (root @ noise.to(device))[..., 0].reshape(1, settings.seeds, *settings.sizes)
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64).to(start.device)
+        gradient = (root @ noise)[..., 0].reshape(1, settings.seeds, *settings.sizes)
         curvature = OuterProducts(gradient)
-        default = (1 - settings.lr) * default + settings.lr * dense_curvature(
-            curvature, len(settings.sizes)
-        )
+        outer = dense_curvature(curvature, len(settings.sizes))
+        default = (1 - settings.lr) * default + settings.lr * outer
         states = {name: schemes[name].step(state, curvature) for name, state in states.items()}
-        if step not in measured:
-            continue
-        estimates = {"default": default, **{name: state.dense() for name, state in states.items()}}
-        for (metric, truth), curves in found.items():
-            for name, estimate in estimates.items():
-                if truth == ITERATES and name == "default":
-                    continue
+        if step in measured:
+            estimates = {name: schemes[name].dense(state) for name, state in states.items()}
+            for (metric, truth), curves in distances.items():
                 goal = covariance if truth == FIXED_POINT else default
-                curves.setdefault(name, []).append(METRICS[metric](estimate, goal).cpu())
+                known = {"default": default} if truth == FIXED_POINT else {}
+                for name, estimate in (known | estimates).items():
+                    curves.setdefault(name, []).append(METRICS[metric](estimate, goal).cpu())
     return tuple(
         Panel(
             truth,
@@ -142,8 +171,13 @@ def run(
             f"{metric} distance",
             {name: Curve.of(measured, torch.stack(values)) for name, values in curves.items()},
         )
-        for (metric, truth), curves in found.items()
+        for (metric, truth), curves in distances.items()
     )
+
+
+def median(arrivals: Tensor) -> float:
+    """Return the median over seeds of when each has arrived; the lower one of two."""
+    return float(arrivals.quantile(0.5, interpolation="lower"))
 
 
 def compare(

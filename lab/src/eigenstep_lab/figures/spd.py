@@ -18,10 +18,9 @@ Jacobi angles) turns at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -35,9 +34,11 @@ from ..baselines import rgd
 from ..console import track
 from ..problems.spd import ALL, LogDet, Nearness, Problem
 from ..results import Curve, Panel, Result, Table, Verdict
-from .matching import random_covariances
+from .matching import Scheme, median, random_covariances
 
 BASELINES = ("retraction", "Cholesky")
+Case = tuple[str, str]
+"""A task and where it starts."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,8 @@ class Task:
         """Return the gradient that an iteration sees."""
         picked = ALL
         if self.minibatch:
-            picked = torch.randint(
-                self.problem.x.shape[-1], (self.minibatch,), generator=generator
-            ).to(S.device)
+            count = self.problem.x.shape[-1]
+            picked = torch.randint(count, (self.minibatch,), generator=generator).to(S.device)
         gradient: Tensor = self.problem.gradient(S, picked)
         return gradient
 
@@ -105,21 +105,6 @@ def tasks_of(settings: Settings, generator: Generator, device: torch.device) -> 
     }
 
 
-@dataclass(frozen=True)
-class Scheme:
-    """A way to descend.
-
-    Attributes:
-        start: The first state: a spectral matrix, a dense one or a factor.
-        step: ``step(state, gradient, lr)`` returns the next state.
-        dense: Turns the state into the matrix that it stands for.
-    """
-
-    start: Any
-    step: Callable[[Any, Tensor, float], Any]
-    dense: Callable[[Any], Tensor]
-
-
 def schemes(start: Tensor) -> dict[str, Scheme]:
     """Return all schemes at the same matrices, shape seeds × n × n."""
     spectral = Full.from_dense(start)
@@ -129,11 +114,12 @@ def schemes(start: Tensor) -> dict[str, Scheme]:
 
     paper = partial(descend, turning=Turning("moore_penrose", mend=False))
     ours = partial(descend, turning=Turning("pairwise"))
+    factor = torch.linalg.cholesky(start)
     return {
-        "paper": Scheme(spectral, paper, Full.dense),
-        "ours": Scheme(spectral, ours, Full.dense),
+        "paper": Scheme(spectral, paper),
+        "ours": Scheme(spectral, ours),
         "retraction": Scheme(start, rgd.retraction_step, lambda S: S),
-        "Cholesky": Scheme(torch.linalg.cholesky(start), rgd.cholesky_step, lambda C: C @ C.mT),
+        "Cholesky": Scheme(factor, rgd.cholesky_step, lambda C: C @ C.mT),
     }
 
 
@@ -162,13 +148,14 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
         "distinct eigenvalues": apart,
         "S = I": torch.eye(settings.dimension).to(apart).expand_as(apart),
     }
+    curves: dict[Case, dict[str, Curve]] = {}
+    arrivals: dict[Case, dict[str, Tensor]] = {}
     jobs = [
-        (start, task, name) for start in starts for task in tasks for name in schemes(starts[start])
+        (task, start, name) for start in starts for task in tasks for name in schemes(starts[start])
     ]
-    curves: dict[tuple[str, str], dict[str, Curve]] = {}
-    arrivals: dict[tuple[str, str], dict[str, Tensor]] = {}
-    for start, task, name in track(jobs, "Descending"):
-        curve, arrival = descend(schemes(starts[start])[name], tasks[task], settings, seed + 1)
+    for task, start, name in track(jobs, "Descending"):
+        scheme = schemes(starts[start])[name]
+        curve, arrival = descend(scheme, tasks[task], settings, seed + 1)
         curves.setdefault((task, start), {})[name] = curve
         arrivals.setdefault((task, start), {})[name] = arrival
     panels = [
@@ -176,19 +163,16 @@ def run(settings: Settings, *, seed: int, device: torch.device) -> Result:
         for (task, start), drawn in curves.items()
     ]
     verdicts = [
-        _verdict(name, task, start, found)
+        _verdict(name, case, arrived)
         for name in ("paper", "ours")
-        for (task, start), found in arrivals.items()
+        for case, arrived in arrivals.items()
     ]
     return Result(panels, verdicts, [_table(arrivals, settings)])
 
 
-def _median(arrival: Tensor) -> float:
-    return float(arrival.quantile(0.5, interpolation="lower"))
-
-
-def _verdict(name: str, task: str, start: str, arrivals: Mapping[str, Tensor]) -> Verdict:
-    baseline = sum(_median(arrivals[rival]) for rival in BASELINES) / len(BASELINES)
+def _verdict(name: str, case: Case, arrivals: Mapping[str, Tensor]) -> Verdict:
+    baseline = sum(median(arrivals[rival]) for rival in BASELINES) / len(BASELINES)
+    task, start = case
     quantity = (
         f"{task}, start: {start}: iterations to the target, divided by the mean of both "
         "baselines', medians"
@@ -196,14 +180,14 @@ def _verdict(name: str, task: str, start: str, arrivals: Mapping[str, Tensor]) -
     claim = (
         "It performs as well as retraction-based and Cholesky-based Riemannian gradient descent."
     )
-    return Verdict(claim, name, quantity, _median(arrivals[name]) / baseline, limit=1.15)
+    return Verdict(claim, name, quantity, median(arrivals[name]) / baseline, limit=1.15)
 
 
-def _table(arrivals: Mapping[tuple[str, str], Mapping[str, Tensor]], settings: Settings) -> Table:
+def _table(arrivals: Mapping[Case, Mapping[str, Tensor]], settings: Settings) -> Table:
     names = list(next(iter(arrivals.values())))
     rows = [
-        [f"{task}, start: {start}", *(f"{_median(found[name]):.0f}" for name in names)]
-        for (task, start), found in arrivals.items()
+        [f"{task}, start: {start}", *(f"{median(arrived[name]):.0f}" for name in names)]
+        for (task, start), arrived in arrivals.items()
     ]
     title = f"Median iterations until ℓ(S) − ℓ(S*) < {settings.target:g}"
     return Table(title, ["problem", *names], rows)
