@@ -1,5 +1,4 @@
-"""Checks of arguments: each raises a sentence that names the argument, what came and what is
-expected.
+"""Checks of arguments. Errors name the argument, what came and what is expected.
 
 torch is imported only where tensors are checked, because the NumPy side does without it.
 """

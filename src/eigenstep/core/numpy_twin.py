@@ -1,5 +1,6 @@
-"""The step's parts in NumPy, for the search: small matrices are several times faster there, and
-need no torch.
+"""The parts of the step in NumPy, for the search.
+
+Small matrices are several times faster in NumPy, and need no torch.
 
 Each function has the name and the formula of its torch version in ``eigenstep.core.step``, and a
 test compares the two. A step reads::
@@ -18,16 +19,16 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-# Larger ones turn a pair of axes by half a turn anyway
 LARGEST_ENTRY = float(np.finfo(np.float64).eps) ** -0.5
-MOST_SKEWNESS_LOST = (
-    1e-8  # At equal eigenvalues, what is only rounding may have other signs above the diagonal
-)
+"""Larger entries of generators are cut: they turn a pair of axes by half a turn anyway."""
+MOST_SKEWNESS_LOST = 1e-8
+"""Generators that are less skew than this are made so: at equal eigenvalues, rounding alone may
+decide the signs on both sides of the diagonal.
+"""
 
 
 def bounded(average: Array) -> Array:
-    """Return the generator ``step.bounded(..., pairwise=True)``: half the tangent of each
-    pair's Jacobi angle.
+    """Return the generator ``step.bounded(..., pairwise=True)``.
 
     ``N_ij = -A_ij sgn(D) / (|D| + sqrt(D^2 + 4 A_ij^2))`` with ``D = A_ii - A_jj``, never larger
     than 1/2, also at equal eigenvalues. Unlike torch's version it does not rescale ``A``: entries
@@ -63,9 +64,7 @@ def reorthonormalize(basis: Array) -> Array:
 
 
 def rayleigh_quotients(average: Array, turn: Array) -> Array:
-    """Return ``diag(Q^T A Q)``, the eigenvalues read off along the new axes, shape
-    ``(*batch, d)``.
-    """
+    """Return ``diag(Q^T A Q)``, the eigenvalues read off along the new axes."""
     return (turn * (average @ turn)).sum(-2)
 
 
@@ -81,8 +80,6 @@ def diagonal(matrix: Array) -> Array:
 
 @lru_cache(maxsize=64)
 def _tie_breaker(d: int) -> Array:
-    """Return ones on the diagonal, and skew-symmetric numbers that only matter where two
-    eigenvalues are equal.
-    """
+    """Return ones on the diagonal, and skew numbers that matter at equal eigenvalues only."""
     upper = np.triu(np.full((d, d), 1e-100), 1)
     return upper - upper.T + np.eye(d)

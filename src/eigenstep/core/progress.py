@@ -21,7 +21,8 @@ def require(module: str, install: str) -> Any:
         ) from error
 
 
-Show = Callable[[int, str], None]  # To be told how much is done, and what to write beside the bar
+Show = Callable[[int, str], None]
+"""``show(done, text)`` moves the bar and writes beside it."""
 
 
 @contextmanager

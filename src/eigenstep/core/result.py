@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a search went; what it found is in the attributes of each kind of result.
+    """How a search went; subclasses have what came out.
 
     Attributes:
         success: whether it found what it was asked for.
@@ -36,4 +36,5 @@ class Ending:
     success: bool = False  # whether it found what it was asked for
 
 
-RUNNING = Ending("running", "still running")  # What callbacks see
+RUNNING = Ending("running", "still running")
+"""What callbacks see."""

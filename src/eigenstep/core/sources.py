@@ -1,7 +1,7 @@
 """Where curvature comes from: losses, models, samples and problems over positive-definite matrices.
 
 Each function returns ``eigenstep.OuterProducts`` or ``eigenstep.Dense``, through which no gradients
-flow back; a matrix of your own needs none of them: ``Dense(H)``.
+flow back; your own matrix needs none of them: ``Dense(H)``.
 """
 
 from collections.abc import Callable
@@ -17,21 +17,23 @@ from .curvature import Dense, OuterProducts
 from .matrices import SPD
 from .step import symmetrize
 
-# A model for one example: predict(parameters, input), shape (C,)
 Predict = Callable[[Tensor, Tensor], Tensor]
+"""A model for one example: ``predict(parameters, input)``, shape ``(C,)``."""
 
 
 def gradient_outer_product(gradient: Tensor) -> OuterProducts:
-    """Return ``g g^T``, the curvature of Adam, Shampoo and their kin, of a gradient of shape
-    ``(*batch, *sizes)``.
+    """Return ``g g^T``, the curvature of Adam, Shampoo and their kin.
+
+    The gradient has shape ``(*batch, *sizes)``.
     """
     check_finite(gradient, "gradient")
     return OuterProducts(gradient[None])
 
 
 def per_example_gradients(gradients: Tensor) -> OuterProducts:
-    """Return ``1/K sum_k g_k g_k^T``, the empirical Fisher matrix, of gradients of shape ``(K,
-    *batch, *sizes)``.
+    """Return ``1/K sum_k g_k g_k^T``, the empirical Fisher matrix.
+
+    The gradients have shape ``(K, *batch, *sizes)``.
     """
     check_nonempty(gradients, "gradients")
     check_finite(gradients, "gradients")
@@ -40,8 +42,9 @@ def per_example_gradients(gradients: Tensor) -> OuterProducts:
 
 @torch.no_grad()
 def hessian(loss: Callable[[Tensor], Tensor], parameters: Tensor) -> Dense:
-    """Return the Hessian of a scalar function that ``torch.func`` can differentiate twice, at a
-    tensor of any shape.
+    """Return the Hessian of a scalar function at a tensor of any shape.
+
+    ``torch.func`` must be able to differentiate it twice.
     """
     check_finite(parameters, "parameters")
     size = parameters.numel()
@@ -56,10 +59,10 @@ def gauss_newton(
     inputs: Tensor,
     targets: Tensor,
 ) -> OuterProducts:
-    """Return ``1/K sum_k J_k^T L_k J_k`` with the Jacobian of the model and the Hessian ``L_k`` of
-    a convex loss.
+    """Return the Gauss-Newton matrix ``1/K sum_k J_k^T L_k J_k``.
 
-    The outer products are the columns of ``J_k^T L_k^(1/2)``, ``C`` of them for each example.
+    ``J_k`` is the Jacobian of the model, ``L_k`` the Hessian of a convex loss. The outer products
+    are the columns of ``J_k^T L_k^(1/2)``, ``C`` for each example.
 
     Args:
         predict: the model for one example, ``predict(parameters, input)`` of shape ``(C,)``.
@@ -91,8 +94,7 @@ def sampled_fisher(
     inputs: Tensor,
     draws: int = 1,
 ) -> OuterProducts:
-    """Return a Monte Carlo estimate of the Fisher matrix, with labels drawn from the model's own
-    predictions.
+    """Return an estimate of the Fisher matrix with labels drawn from the model's predictions.
 
     Args:
         predict: as for ``gauss_newton``.
@@ -156,8 +158,7 @@ def reparametrization(S: SPD, deviations: Tensor, gradients: Tensor) -> OuterPro
         raise ValueError(
             f"gradients must have the shape of deviations, {tuple(a.shape)}, got {tuple(b.shape)}"
         )
-    # Vectors of like length lose the least to rounding when their sum and difference are subtracted
-    # again.
+    # Vectors of equal length lose the least to rounding in the difference of the two products.
     axes = tuple(range(1 + len(S.batch_shape), a.ndim))
     tiny = torch.finfo(a.dtype).tiny
     lengths = [torch.linalg.vector_norm(x, dim=axes, keepdim=True).clamp_min(tiny) for x in (a, b)]
@@ -171,8 +172,7 @@ def reparametrization(S: SPD, deviations: Tensor, gradients: Tensor) -> OuterPro
 
 
 def spd_gradient(S: SPD, gradient: Tensor) -> Dense:
-    """Return ``-2 S (dl/dS) S``, the curvature that minimizes a function over positive-definite
-    matrices.
+    """Return ``-2 S (dl/dS) S``, curvature that minimizes a function of ``S``.
 
     Use it with ``decay=0``; then the update is Riemannian gradient descent. The gradient ``dl/dS``
     is symmetric.

@@ -94,8 +94,7 @@ def bounded(eigs: Tensor, average: Tensor, *, pairwise: bool = False) -> Tensor:
     torch.div(average, off.amax((-2, -1), keepdim=True).clamp_min_(tiny), out=off)
     values = diagonal(off).clone()
     diagonal(off).zero_()
-    # In place from here on: these matrices are as large as the bases, and moving memory is what
-    # takes the time.
+    # The rest is in place: these matrices are as large as the bases, and memory takes the time.
     size = values[..., None, :] - values[..., :, None]  # -D
     # This decides the sign where two eigenvalues are equal, and is too small to matter elsewhere.
     size.sub_(torch.full_like(off[(0,) * (off.ndim - 2)], 2 * tiny).triu_().sub_(tiny))
@@ -337,9 +336,7 @@ def blend(past: Tensor, newest: Rate, rate: Rate, decay: float) -> Tensor:
 def _turn(
     eigs: Tensor, average: Tensor, turning: Turning, carried: bool
 ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """Return ``Q``, the average in the turned basis if it is to be ``carried`` there, and the norm
-    of the last generator.
-    """
+    """Return ``Q``, the average (turned if ``carried``) and the norm of the last generator."""
     rotation = turning.rotation
     orthogonal = turning.map or cayley
     if isinstance(rotation, str):
@@ -420,9 +417,7 @@ def largest(dtype: torch.dtype) -> float:
 
 
 def saturate(x: Tensor) -> Tensor:
-    """Cut numbers at ``largest``; what overflowed on the way becomes that, too, and undecidable
-    signs zero.
-    """
+    """Cut numbers, also infinite ones, at ``largest``; NaN becomes zero."""
     return x.nan_to_num(0.0).clamp(-largest(x.dtype), largest(x.dtype))
 
 

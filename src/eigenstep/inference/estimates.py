@@ -1,5 +1,4 @@
-"""Estimates of ``E_q[gradient]`` and ``E_q[Hessian]`` of ``l = -log_joint`` under a Gaussian ``q``
-(paper, Eq. 6).
+"""Estimates of ``E_q[gradient]`` and ``E_q[Hessian]`` of ``l = -log_joint`` (paper, Eq. 6).
 
 Points come in antithetic pairs ``mean + x`` and ``mean - x``. Where an estimate is random even if
 ``l`` is quadratic, the quadratic that ``q`` stands for is subtracted before and its known curvature
@@ -24,7 +23,7 @@ from ..core.matrices import SPD, Diagonal, Full
 from ..core.sources import gradient_outer_product, reinforce, reparametrization
 from ..core.step import symmetrize
 from .gaussian import ONLY, Blocks, Gaussian, event, unwrap
-from .models import Target, each_of
+from .models import Target, singles
 
 Curvatures = dict[str, Curvature]
 """Curvature of each block."""
@@ -157,10 +156,10 @@ def elbo(
     seed: int = 0,
     vectorize: bool = True,
 ) -> tuple[float, float]:
-    """Return an estimate of the evidence lower bound ``E_q[log_joint] + entropy`` in nats, and its
-    standard error.
+    """Return the evidence lower bound ``E_q[log_joint] + entropy`` in nats, and its error.
 
-    It is that of a Gaussian ``q``, from an even number of points; all else as in ``fit_gaussian``.
+    It is estimated for a Gaussian ``q`` from an even number of points; the error is a standard
+    error, and all else is as in ``fit_gaussian``.
     """
     check_function(log_joint, "log_joint")
     check_samples(samples, 4)
@@ -231,7 +230,7 @@ def _reinforce(cloud: Cloud) -> Curvatures:
     assert cloud.half is not None
     plus, minus = cloud.residuals.chunk(2)
     even = (plus + minus) / 2
-    # The mean of all other pairs is the baseline of each: that is what the factor is for.
+    # The factor makes the mean of all other pairs the baseline of each pair.
     centered = (even - even.mean()) * len(even) / (len(even) - 1)
     half = cloud.half
     return {
@@ -261,8 +260,8 @@ def _from_model(method: str, cloud: Cloud) -> Curvatures:
 
 def _from_user(source: Callable[[Any], Any], cloud: Cloud) -> Curvatures:
     """Average what a function of the user says at each of the points."""
-    found = [_as_dict(source(unwrap(at)), cloud) for at in each_of(cloud.points)]
-    return {name: _mean([one[name] for one in found]) for name in cloud.points}
+    curvatures = [_as_dict(source(unwrap(at)), cloud) for at in singles(cloud.points)]
+    return {name: _mean([c[name] for c in curvatures]) for name in cloud.points}
 
 
 SOURCES: dict[str, Callable[[Cloud], Curvatures]] = {

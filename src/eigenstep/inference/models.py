@@ -1,6 +1,4 @@
-"""Models with parameters to infer: of independent examples with a Gaussian prior, or any log
-density of the user.
-"""
+"""Models to infer parameters of: regressions with a Gaussian prior, or any log density."""
 
 import math
 from collections.abc import Callable
@@ -26,8 +24,9 @@ from .gaussian import Blocks, Parameters, as_blocks, unwrap
 
 @dataclass(frozen=True)
 class Supervised:
-    """``log p(targets | inputs, w) + log p(w)`` as a function of ``w``: call it, or pass it to
-    ``fit_gaussian``.
+    """``log p(targets | inputs, w) + log p(w)`` as a function of ``w``.
+
+    Call it, or pass it to ``fit_gaussian``.
 
     Attributes:
         predict: the model for one example, ``predict(w, input)`` of shape ``(C,)``.
@@ -93,8 +92,9 @@ class Supervised:
         )
 
     def gauss_newton(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
-        """Return the Gauss-Newton matrix of the likelihood, of each block, as a mean over points
-        along a first axis.
+        """Return the Gauss-Newton matrix of the likelihood, of each block, as a mean over points.
+
+        Points are along the first axis.
         """
         blocks = as_blocks(points, "points")
         count = len(next(iter(blocks.values())))
@@ -120,24 +120,25 @@ class Supervised:
         return _like(points, {name: curvature(name) for name in blocks})
 
     def empirical_fisher(self, points: Parameters) -> OuterProducts | dict[str, OuterProducts]:
-        """Return the sum over examples of ``g_i g_i^T``, of each block, as a mean over points:
-        biased.
+        """Return the sum over examples of ``g_i g_i^T``, of each block, as a mean over points.
+
+        It is biased.
         """
         gradient = grad(lambda w, x, y: self.loss(self.predict(w, x), y))
         gradients = vmap(vmap(gradient, (None, 0, 0)), (0, None, None))(
             points, self.inputs, self.targets
         )
         scaled = {
-            name: OuterProducts(each.flatten(0, 1) * (self.weight / len(each)) ** 0.5)
-            for name, each in as_blocks(gradients, "gradients").items()
+            name: OuterProducts(g.flatten(0, 1) * (self.weight / len(g)) ** 0.5)
+            for name, g in as_blocks(gradients, "gradients").items()
         }
         return _like(points, scaled)
 
 
 def _like(
-    points: Parameters, found: dict[str, OuterProducts]
+    points: Parameters, blocks: dict[str, OuterProducts]
 ) -> OuterProducts | dict[str, OuterProducts]:
-    return found if isinstance(points, dict) else next(iter(found.values()))
+    return blocks if isinstance(points, dict) else next(iter(blocks.values()))
 
 
 class NotFinite(ArithmeticError):
@@ -145,23 +146,20 @@ class NotFinite(ArithmeticError):
 
 
 class Target:
-    """``l = -log_joint`` with its derivatives at many points, and counts: a Hessian is one gradient
-    per parameter.
+    """``l = -log_joint`` with its derivatives at many points, and counts.
+
+    A Hessian counts as one gradient per parameter.
     """
 
     def __init__(self, log_joint: Callable[[Any], Tensor], vectorize: bool = True) -> None:
-        """Wrap a function of the parameters; with ``vectorize`` it is mapped over points by
-        ``torch.func.vmap``.
-        """
+        """Wrap a function; with ``vectorize``, ``torch.func.vmap`` maps it over points."""
         self.log_joint = log_joint
         self.model: Any = log_joint
         self.vectorize = vectorize
         self.nfev = self.ngrad = 0
 
     def refresh(self) -> None:
-        """Draw a new minibatch, if ``log_joint`` has a method ``draw`` that returns a function for
-        it.
-        """
+        """Draw a new minibatch, if ``log_joint`` has a method ``draw`` that returns it."""
         draw = getattr(self.log_joint, "draw", None)
         self.model = draw() if draw else self.log_joint
 
@@ -195,9 +193,7 @@ class Target:
         mean = points[name].mean(0)
 
         def shifted(tensor: Tensor) -> Tensor:
-            """The mean of ``l`` over all points, moved so that their mean is ``tensor`` in this
-            block.
-            """
+            """The mean of ``l`` over points, moved so that this block has this mean."""
             return self._map(self.loss, {**points, name: points[name] - mean + tensor}).mean()
 
         try:
@@ -210,7 +206,7 @@ class Target:
     def _map(self, function: Callable[[Blocks], Any], points: Blocks) -> Any:
         if self.vectorize:
             return vmap(function, randomness="same")(points)
-        results = [function(at) for at in each_of(points)]
+        results = [function(at) for at in singles(points)]
         if isinstance(results[0], Tensor):
             return torch.stack(results)
         gradients, values = zip(*results, strict=True)
@@ -219,7 +215,7 @@ class Target:
         )
 
 
-def each_of(points: Blocks) -> list[Blocks]:
+def singles(points: Blocks) -> list[Blocks]:
     """Return points along the first axis one by one."""
     count = len(next(iter(points.values())))
     return [{name: tensor[at] for name, tensor in points.items()} for at in range(count)]

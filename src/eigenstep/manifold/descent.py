@@ -245,10 +245,10 @@ class LineSearch:
         slope = step.dot(before.gradient).item()
         if not slope < 0:
             return False
-        found = _armijo(before, step, slope, max(self.values))
-        if found is None:
+        accepted = _armijo(before, step, slope, max(self.values))
+        if accepted is None:
             return False
-        self.current, step = found
+        self.current, step = accepted
         change = self.current.gradient - before.gradient
         self.direction.learn(self.current.point, step, change)
         self.values.append(self.current.value)

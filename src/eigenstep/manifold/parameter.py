@@ -38,9 +38,7 @@ class SPDParameter(nn.Module):
     """
 
     def __init__(self, S: SPD | Tensor, *, retraction: str | Retraction = "geodesic") -> None:
-        """Start from a tensor or a spectral matrix, which keeps its structure; as in
-        ``minimize_spd``.
-        """
+        """Start from a tensor or a spectral matrix, which keeps its structure."""
         super().__init__()
         self._template = Point.start(S, choose(retraction, RETRACTIONS, "retraction"))
         self.tangents = nn.ParameterList(nn.Parameter(leaf) for leaf in self._template.leaves())

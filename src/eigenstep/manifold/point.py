@@ -86,15 +86,15 @@ def check_frame(frame: Tensor) -> Tensor:
 
 def _follow(retraction: Retraction, S: Full, tangent: Tensor) -> tuple[Full, Tensor]:
     """Apply a retraction, and raise unless what it returns can be used."""
-    found: Any = retraction(S, tangent)
-    fits = isinstance(found, tuple) and len(found) == 2
-    fits = fits and isinstance(found[0], Full) and isinstance(found[1], Tensor)
-    if not fits or not found[0].basis.shape == found[1].shape == S.basis.shape:
+    pair: Any = retraction(S, tangent)
+    fits = isinstance(pair, tuple) and len(pair) == 2
+    fits = fits and isinstance(pair[0], Full) and isinstance(pair[1], Tensor)
+    if not fits or not pair[0].basis.shape == pair[1].shape == S.basis.shape:
         raise TypeError(
             "retraction must return a Full and an orthogonal tensor, both of shape "
             f"{tuple(S.basis.shape)}"
         )
-    return found
+    return pair
 
 
 class Block:

@@ -1,5 +1,4 @@
-"""A spectral matrix seen from its tangent space: a differentiable function of coordinates around
-itself.
+"""A spectral matrix as a differentiable function of coordinates around itself.
 
 Around ``S = B Diag(d) B^T`` every positive-definite matrix is ``B D^1/2 e^X D^1/2 B^T`` with one
 symmetric ``X``: the tangent coordinates, in which the affine-invariant metric at ``X = 0`` is the
@@ -107,9 +106,7 @@ class TangentView(SPD):
         power: float = -1.0,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw zero-mean Gaussian events with covariance ``S^power``, differentiable with respect
-        to ``S``.
-        """
+        """Draw zero-mean Gaussian events with covariance ``S^power``, differentiable in ``S``."""
         return self.matmul(self.base.noise(lead, generator), power / 2)
 
     def log_prob(self, x: Tensor, *, power: float = -1.0) -> Tensor:
@@ -142,11 +139,10 @@ class TangentView(SPD):
 
 
 def _power(eigs: Tensor, tangent: Tensor, power: float) -> Tensor:
-    """Return ``(D^1/2 e^X D^1/2)^power`` to first order in ``X`` (the theorem of Daleckii and
-    Krein).
+    """Return ``(D^1/2 e^X D^1/2)^power`` to first order in ``X``.
 
-    The change is ``X_ij (d_i d_j)^(p/2) sinh(p r) / sinh(r)``, ``r = log(d_i / d_j) / 2``; if equal
-    ``X_ij p d^p``.
+    The theorem of Daleckii and Krein gives the change: ``X_ij (d_i d_j)^(p/2) sinh(p r) / sinh(r)``
+    with ``r = log(d_i / d_j) / 2``, and ``X_ij p d^p`` where ``d_i = d_j``.
     """
     change = symmetrize(tangent)
     if power != 1:
