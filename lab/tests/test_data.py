@@ -202,70 +202,35 @@ def flip(path):
     path.write_bytes(raw)
 
 
+def replaced(content):
+    return lambda path: path.write_bytes(content)
+
+
+TRAIN, LABELS, TEST = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+
+
 @pytest.mark.parametrize(
-    ("name", "file", "damage", "message"),
+    ("file", "damage", "message"),
     [
-        ("fashion-mnist", "train-images-idx3-ubyte.gz", truncate, "is damaged or incomplete"),
-        (
-            "fashion-mnist",
-            "train-images-idx3-ubyte.gz",
-            lambda p: p.write_bytes(b"<html>"),
-            "is damaged or incomplete",
-        ),
-        (
-            "fashion-mnist",
-            "t10k-labels-idx1-ubyte.gz",
-            lambda p: p.write_bytes(gzip.compress(b"hello")),
-            "not an IDX",
-        ),
-        (
-            "fashion-mnist",
-            "t10k-labels-idx1-ubyte.gz",
-            lambda p: p.write_bytes(gzip.compress(b"")),
-            "not an IDX",
-        ),
-        (
-            "fashion-mnist",
-            "t10k-labels-idx1-ubyte.gz",
-            lambda p: p.write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\x0a123")),
-            "promises 10 bytes, 3 came",
-        ),
-        (
-            "fashion-mnist",
-            "train-labels-idx1-ubyte.gz",
-            lambda p: write_idx(p, np.zeros(29, np.uint8)),
-            "30 train pictures but 29 labels",
-        ),
-        (
-            "fashion-mnist",
-            "train-labels-idx1-ubyte.gz",
-            lambda p: write_idx(p, np.full(30, 10, np.uint8)),
-            "outside 0 ... 9",
-        ),
-        ("fashion-mnist", "train-images-idx3-ubyte.gz", flip, "is damaged or incomplete"),
-        ("cifar-10", "data_batch_3.png", flip, "data_batch_3.png is damaged or incomplete"),
-        ("cifar-10", "data_batch_3.png", truncate, "data_batch_3.png is damaged or incomplete"),
-        (
-            "cifar-10",
-            "data_batch_3.png",
-            lambda p: Image.new("RGB", (32, 32)).save(p),
-            "1024 pixels, not 32",
-        ),
-        (
-            "cifar-10",
-            "test_lables.json",
-            lambda p: p.write_text("[1, 2"),
-            "test_lables.json is damaged",
-        ),
-        (
-            "cifar-10",
-            "test_lables.json",
-            lambda p: p.write_text("[1, 2]"),
-            "4 test pictures but 2 labels",
-        ),
+        (TRAIN, truncate, "is damaged or incomplete"),
+        (TRAIN, flip, "is damaged or incomplete"),
+        (TRAIN, replaced(b"<html>"), "is damaged or incomplete"),
+        (TEST, replaced(gzip.compress(b"hello")), "not an IDX"),
+        (TEST, replaced(gzip.compress(b"\0\0\x08\x01\0\0\0\x0a123")), "promises 10 bytes, 3 came"),
+        (LABELS, lambda p: write_idx(p, np.zeros(29, np.uint8)), "30 train pictures but 29 labels"),
+        (LABELS, lambda p: write_idx(p, np.full(30, 10, np.uint8)), "outside 0 ... 9"),
+        ("data_batch_3.png", flip, "data_batch_3.png is damaged or incomplete"),
+        ("data_batch_3.png", lambda p: Image.new("RGB", (32, 32)).save(p), "1024 pixels, not 32"),
+        ("test_lables.json", replaced(b"[1, 2"), "test_lables.json is damaged"),
+        ("test_lables.json", replaced(b"[1, 2]"), "4 test pictures but 2 labels"),
     ],
 )
-def test_damaged_files_are_named(fashion, cifar, root, name, file, damage, message):
+def test_damaged_files_are_named(fashion, cifar, root, file, damage, message):
+    name = "fashion-mnist" if file.endswith("gz") else "cifar-10"
     damage(root / name / file)
     with pytest.raises(ValueError, match=message):
         load_images(name)
@@ -288,7 +253,7 @@ def huge_png(path, side):
     )
 
 
-@pytest.mark.parametrize("side", [10_000, 20_000, 100_000])
+@pytest.mark.parametrize("side", [10_000, 100_000])
 def test_pictures_of_hundreds_of_megapixels_are_refused(pictures, cifar, side):
     huge_png(pictures / "train" / "cat" / "1.png", side)
     huge_png(cifar[0] / "data_batch_3.png", side)
@@ -313,7 +278,7 @@ def test_files_that_promise_too_much_are_refused(fashion, cifar, root, tmp_path,
     bomb.write_bytes(gzip.compress(b"\0\0\x08\xff123"))
     with pytest.raises(UserError, match="is damaged or incomplete"):
         load_images("fashion-mnist")
-    for labels in ("[" * 100_000, "{}", "[1.5, 2, 3, 4]", '["a"]', "[[1], [2]]", f"[{10**30}]"):
+    for labels in ("[" * 100_000, "{}", "[1.5, 2, 3, 4]", f"[{10**30}]"):
         (cifar[0] / "test_lables.json").write_text(labels)
         with pytest.raises(UserError, match=r"test_lables.json is damaged"):
             load_images("cifar-10")

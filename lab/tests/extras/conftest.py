@@ -4,5 +4,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _always(float64: None) -> None:
+def _always(float64):
     """Every test here."""

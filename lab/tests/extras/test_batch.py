@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from eigenstep.search import minimize
 from eigenstep_lab.extras import minimize_batch
-from search.problems import Array, ellipsoid, sphere
+from search.problems import ellipsoid, sphere
 from search.test_mistakes import spoiled
 from search.test_random_use import KINDS, Hostile
 
@@ -31,7 +31,7 @@ def test_many_runs_are_like_single_ones():
     assert np.median(many.nfev) == pytest.approx(np.median(single), rel=0.1)
 
 
-def test_one_of_many_is_exactly_a_single_run() -> None:
+def test_one_of_many_is_exactly_a_single_run():
     """With the same random numbers: a batch of one."""
     many = minimize_batch(sphere, np.ones((1, 4)), 0.5, seed=3, target=1e-6)
     one = minimize(sphere, np.ones(4), 0.5, seed=3, target=1e-6, batched=True, method="spectral")
@@ -39,10 +39,10 @@ def test_one_of_many_is_exactly_a_single_run() -> None:
     assert many.nfev[0] == one.nfev
 
 
-def test_finished_runs_stay_as_they_are_and_each_may_have_its_own_function() -> None:
+def test_finished_runs_stay_as_they_are_and_each_may_have_its_own_function():
     centers = torch.tensor([[0.0] * 3, [50.0] * 3, [-9.0] * 3], dtype=torch.float64)
 
-    def fun(x: torch.Tensor) -> torch.Tensor:
+    def fun(x):
         assert x.shape[:1] == (3,)
         return (x - centers[:, None]).square().sum(-1)
 
@@ -53,7 +53,7 @@ def test_finished_runs_stay_as_they_are_and_each_may_have_its_own_function() -> 
     assert many.nfev[0] < many.nfev[1]
 
 
-def test_bad_batches_of_runs() -> None:
+def test_bad_batches_of_runs():
     with pytest.raises(ValueError, match="of shape"):
         minimize_batch(sphere, np.ones(3), 0.5)
     with pytest.raises(ValueError, match="values of shape"):
@@ -62,7 +62,7 @@ def test_bad_batches_of_runs() -> None:
         minimize_batch(sphere, np.ones((2, 2)), 1e-30)
 
 
-def test_runs_without_any_value_are_no_success() -> None:
+def test_runs_without_any_value_are_no_success():
     assert (
         minimize_batch(
             lambda x: np.full(x.shape[:2], np.nan), np.ones((2, 3)), 0.5, tolx=0.4
@@ -72,23 +72,21 @@ def test_runs_without_any_value_are_no_success() -> None:
 
 
 @pytest.mark.parametrize("max_evals", [*range(1, 12), 29, 61])
-def test_the_budget_is_kept(max_evals: int) -> None:
+def test_the_budget_is_kept(max_evals):
     assert minimize_batch(sphere, np.ones((2, 3)), 0.5, max_evals=max_evals).nfev.max() == max_evals
 
 
-def test_a_batch_of_searches_hands_out_copies() -> None:
+def test_a_batch_of_searches_hands_out_copies():
     result = minimize_batch(spoiled, np.ones((3, 2)), 0.5, seed=0, target=1e-8)
     np.testing.assert_array_equal(sphere(result.x), result.fun)
 
 
 @settings(deadline=None, max_examples=60)
 @given(KINDS, st.integers(1, 4), st.integers(1, 4), st.integers(1, 300), st.integers(0, 1000))
-def test_batches_of_searches(
-    kinds: list[str], runs: int, d: int, max_evals: int, seed: int
-) -> None:
+def test_batches_of_searches(kinds, runs, d, max_evals, seed):
     fun = Hostile([kind for kind in kinds if kind != "raise"] or ["nan"], seed)
 
-    def values(x: Array) -> Array:
+    def values(x):
         return np.array([fun.rows(run) for run in x])
 
     with np.errstate(over="ignore"):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from eigenstep_lab.extras import State, kalman_filter
 from eigenstep_lab.extras.kalman import correct, predict
 from inference.problems import random_spd
 
 
-def textbook(
-    mean: Tensor, P: Tensor, measurements: Tensor, F: Tensor, Q: Tensor, C: Tensor, R: Tensor
-) -> list[Tensor]:
+def textbook(mean, P, measurements, F, Q, C, R):
     states = []
     for y in measurements:
         mean, P = F @ mean, F @ P @ F.T + Q
@@ -23,7 +20,7 @@ def textbook(
     return states
 
 
-def system(interval: float = 1.0) -> dict[str, Tensor]:
+def system(interval=1.0):
     """A car that is pushed at random and whose place is measured, at short intervals if wanted."""
     F = torch.eye(4) + interval * torch.diag(torch.ones(2), 2)
     return {
@@ -34,46 +31,41 @@ def system(interval: float = 1.0) -> dict[str, Tensor]:
     }
 
 
-def as_matrices(states: list[State]) -> list[Tensor]:
+def as_matrices(states):
     return [torch.cat([state.mean[:, None], state.covariance()], 1) for state in states]
 
 
-def test_the_exact_filter_is_the_textbook_filter() -> None:
-    parts, start, measurements = (
-        system(),
-        State.from_covariance(torch.randn(4), random_spd(4)),
-        torch.randn(20, 2),
-    )
+def test_the_exact_filter_is_the_textbook_filter():
+    parts = system()
+    start = State.from_covariance(torch.randn(4), random_spd(4))
+    measurements = torch.randn(20, 2)
     found = kalman_filter(start, measurements, **parts)
     want = textbook(start.mean, start.covariance(), measurements, *parts.values())
     torch.testing.assert_close(as_matrices(found), want, atol=1e-9, rtol=1e-9)
 
 
-def test_one_first_order_step_is_off_by_the_square_of_the_interval() -> None:
+def error_of_first_order(start, measurements, interval):
+    """How far the first-order filter ends from the textbook's."""
+    torch.manual_seed(1)
+    parts = system(interval)
+    states = kalman_filter(start, measurements, exact=False, **parts)
+    want = textbook(start.mean, start.covariance(), measurements, *parts.values())
+    return torch.dist(as_matrices(states)[-1], want[-1]).item()
+
+
+def test_one_first_order_step_is_off_by_the_square_of_the_interval():
     start, measurement = State.from_covariance(torch.randn(4), random_spd(4)), torch.randn(1, 2)
-    errors = []
-    for interval in (1e-3, 1e-4):
-        torch.manual_seed(1)
-        parts = system(interval)
-        found = kalman_filter(start, measurement, exact=False, **parts)
-        want = textbook(start.mean, start.covariance(), measurement, *parts.values())
-        errors.append(torch.dist(as_matrices(found)[0], want[0]).item())
+    errors = [error_of_first_order(start, measurement, interval) for interval in (1e-3, 1e-4)]
     assert errors[0] / errors[1] == pytest.approx(100, rel=0.2)
 
 
-def test_over_a_fixed_time_the_first_order_filter_is_off_by_the_interval() -> None:
+def test_over_a_fixed_time_the_first_order_filter_is_off_by_the_interval():
     start = State.from_covariance(torch.randn(4), random_spd(4))
-    errors = []
-    for steps in (20, 80):
-        torch.manual_seed(1)
-        parts, measurements = system(1 / steps), torch.ones(steps, 2)
-        found = kalman_filter(start, measurements, exact=False, **parts)
-        want = textbook(start.mean, start.covariance(), measurements, *parts.values())
-        errors.append(torch.dist(as_matrices(found)[-1], want[-1]).item())
+    errors = [error_of_first_order(start, torch.ones(n, 2), 1 / n) for n in (20, 80)]
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.3)
 
 
-def test_substeps_make_the_first_order_correction_exact() -> None:
+def test_substeps_make_the_first_order_correction_exact():
     state, parts = State.from_covariance(torch.randn(4), random_spd(4) / 30), system()
     arguments = torch.randn(2), parts["observation"], parts["observation_noise"]
     want = as_matrices([correct(state, *arguments)])[0]
@@ -87,41 +79,17 @@ def test_substeps_make_the_first_order_correction_exact() -> None:
     )
 
 
-def test_missing_measurements_are_predicted() -> None:
+def test_missing_measurements_are_predicted():
     parts, start = system(), State.from_covariance(torch.randn(4), random_spd(4))
     (found,) = kalman_filter(start, torch.full((1, 2), torch.nan), **parts)
     want = predict(start, parts["transition"], parts["transition_noise"])
     torch.testing.assert_close(as_matrices([found]), as_matrices([want]))
 
 
-def test_a_precise_measurement_keeps_the_matrix_positive_definite() -> None:
+def test_a_precise_measurement_keeps_the_matrix_positive_definite():
     state = State.from_covariance(torch.zeros(4), 1e4 * torch.eye(4))
     for exact in (True, False):
         new = correct(state, torch.ones(2), torch.eye(4)[:2], 1e-8 * torch.eye(2), exact=exact)
         assert (new.precision.eigs > 0).all()
-        torch.testing.assert_close(new.mean[:2], torch.ones(2)) if exact else None
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"transition": torch.eye(3)}, r"transition must have shape \(4, 4\)"),
-        ({"transition_noise": torch.triu(torch.ones(4, 4))}, "noise must be symmetric"),
-        ({"observation": torch.ones(3, 4)}, r"observation must have shape \(2, 4\)"),
-        ({"observation_noise": -torch.eye(2)}, "positive definite"),
-        ({"observation_noise": torch.full((2, 2), torch.nan)}, "noise must be finite"),
-        ({"substeps": 0}, "substeps must be"),
-        ({"measurements": torch.ones(2)}, r"shape \(T, k\)"),
-        ({"measurements": torch.tensor([[1.0, torch.inf]])}, "measurement must be finite"),
-    ],
-)
-def test_bad_input(change: dict[str, object], text: str) -> None:
-    change = {k: v.double() if isinstance(v, Tensor) else v for k, v in change.items()}
-    options: dict[str, object] = {"measurements": torch.randn(1, 2), **system(), **change}
-    with pytest.raises(ValueError, match=text):
-        kalman_filter(State.from_covariance(torch.zeros(4), torch.eye(4)), **options)  # type: ignore[arg-type]
-
-
-def test_states_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="mean must have shape"):
-        State.from_covariance(torch.zeros(3), torch.eye(4))
+        if exact:
+            torch.testing.assert_close(new.mean[:2], torch.ones(2))

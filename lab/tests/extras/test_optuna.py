@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +13,11 @@ from eigenstep_lab.extras.optuna_sampler import Axis, SpectralSampler  # noqa: E
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
+def _quiet():
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
-def objective(trial: Any) -> float:
+def objective(trial):
     x = trial.suggest_float("x", -5, 5)
     rate = trial.suggest_float("rate", 1e-5, 1.0, log=True)
     layers = trial.suggest_int("layers", 1, 9)
@@ -33,24 +32,24 @@ def objective(trial: Any) -> float:
     return loss + (0.1 if kind == "a" else 0.0)
 
 
-def best(sampler: Any, trials: int = 150) -> float:
+def best(sampler, trials=150):
     study = optuna.create_study(sampler=sampler)
     study.optimize(objective, n_trials=trials)
     return float(study.best_value)
 
 
-def test_it_beats_random_sampling() -> None:
+def test_it_beats_random_sampling():
     ours = np.median([best(SpectralSampler(seed=seed)) for seed in range(3)])
     chance = np.median([best(optuna.samplers.RandomSampler(seed=seed)) for seed in range(3)])
     assert ours < 0.5 * chance
 
 
-def test_the_same_seed_gives_the_same_trials() -> None:
+def test_the_same_seed_gives_the_same_trials():
     assert best(SpectralSampler(seed=5), 40) == best(SpectralSampler(seed=5), 40)
 
 
 @pytest.mark.parametrize("startup", [1, 4])
-def test_it_starts_in_the_middle_or_at_the_best_of_several(startup: int) -> None:
+def test_it_starts_in_the_middle_or_at_the_best_of_several(startup):
     study = optuna.create_study(sampler=SpectralSampler(seed=1, startup=startup))
     study.optimize(objective, n_trials=startup + 1)
     search = study.sampler._search
@@ -66,8 +65,8 @@ def test_it_starts_in_the_middle_or_at_the_best_of_several(startup: int) -> None
             assert start[names.index(name)] == pytest.approx(want)
 
 
-def test_maximization_failures_pruning_and_threads() -> None:
-    def fun(trial: Any) -> float:
+def test_maximization_failures_pruning_and_threads():
+    def fun(trial):
         x, y = trial.suggest_float("x", -5, 5), trial.suggest_float("y", -5, 5)
         if trial.number % 7 == 3:
             raise optuna.TrialPruned
@@ -90,7 +89,7 @@ def test_maximization_failures_pruning_and_threads() -> None:
         optuna.distributions.IntDistribution(1, 100, log=True),
     ],
 )
-def test_axes_stay_in_their_distribution(distribution: Any) -> None:
+def test_axes_stay_in_their_distribution(distribution):
     axis = Axis(distribution)
     coordinates = np.linspace(axis.lower, axis.upper, 41)
     values = [axis.decode(np.rint(u) if axis.whole else u) for u in coordinates]
@@ -101,12 +100,12 @@ def test_axes_stay_in_their_distribution(distribution: Any) -> None:
         assert axis.decode(axis.encode(value)) == pytest.approx(value)
 
 
-def test_categories_are_searched_together_with_numbers() -> None:
-    def fun(trial: Any) -> float:
+def test_categories_are_searched_together_with_numbers():
+    def fun(trial):
         kinds = [trial.suggest_categorical(f"kind{i}", ["a", None, 3, "d", 0.5]) for i in range(4)]
         return (trial.suggest_float("x", -5, 5) - 1) ** 2 + sum(kind != 3 for kind in kinds)
 
-    def found(sampler: Any) -> float:
+    def found(sampler):
         study = optuna.create_study(sampler=sampler)
         study.optimize(fun, n_trials=200)
         return float(study.best_value)

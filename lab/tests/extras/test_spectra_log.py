@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from torch import nn
 
 from eigenstep import Spectral
 from eigenstep_lab.extras import SpectraLog
@@ -13,17 +10,17 @@ from optim.test_report import network, train
 
 
 @pytest.fixture(autouse=True)
-def _always() -> None:
+def _always():
     """In single precision, unlike the rest."""
 
 
-def watch(model: nn.Module, optimizer: Spectral, steps: int, log: SpectraLog) -> None:
+def watch(model, optimizer, steps, log):
     for _ in range(steps):
         train(model, optimizer, 1)
         log.record(optimizer)
 
 
-def test_records_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_and_draws(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     model, log = network(), SpectraLog(points=5)
     optimizer = Spectral(model.named_parameters(), max_ratio=None)
@@ -45,7 +42,7 @@ def test_records_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert log.plot(tmp_path / "one.svg", side="2.weight, side 1").exists()
 
 
-def test_mistakes(tmp_path: Path) -> None:
+def test_mistakes(tmp_path):
     with pytest.raises(ValueError, match="points must be at least 2"):
         SpectraLog(points=1)
     log = SpectraLog()

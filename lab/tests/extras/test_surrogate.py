@@ -10,12 +10,12 @@ import torch
 
 from eigenstep.search import Search, minimize
 from eigenstep_lab.extras.surrogate import Modeled, least_squares, rank_correlation
-from search.problems import Array, ellipsoid, rotation, sphere
+from search.problems import ellipsoid, rotation, sphere
 
 D = 4
 
 
-def taught(fun, generations: int, d: int = D, seed: int = 0) -> Modeled:  # type: ignore[no-untyped-def]
+def taught(fun, generations, d=D, seed=0):  # type: ignore[no-untyped-def]
     state, rng = Modeled.start(np.full(d, 2.0), 0.5), np.random.default_rng(seed)
     for _ in range(generations):
         z = state.draw(rng, 10)
@@ -23,11 +23,11 @@ def taught(fun, generations: int, d: int = D, seed: int = 0) -> Modeled:  # type
     return state
 
 
-def quadratic(x: Array) -> float:
+def quadratic(x):
     return ellipsoid(rotation(D) @ x, 1e4)
 
 
-def test_of_a_parabola_it_learns_slope_and_hessian() -> None:
+def test_of_a_parabola_it_learns_slope_and_hessian():
     state = taught(quadratic, 6)
     H = 2 * rotation(D).T @ np.diag(1e4 ** (np.arange(D) / (D - 1))) @ rotation(D)
     gaussian = state.gaussian
@@ -47,7 +47,7 @@ def test_of_a_parabola_it_learns_slope_and_hessian() -> None:
     assert state.predict(least[None]) < 0.9 * state.predict(around).min()
 
 
-def test_the_model_grows_with_the_points() -> None:
+def test_the_model_grows_with_the_points():
     diagonal, full = taught(quadratic, 1), taught(quadratic, 3)
     assert (diagonal.filled, full.filled) == (10, 30)
     assert np.count_nonzero(np.diag(diagonal.hessian)) == np.count_nonzero(diagonal.hessian) == D
@@ -60,7 +60,7 @@ def test_the_model_grows_with_the_points() -> None:
     assert np.count_nonzero(taught(sphere, 200, d=30).hessian) == 30
 
 
-def test_its_own_minimum_comes_last_and_not_from_too_far() -> None:
+def test_its_own_minimum_comes_last_and_not_from_too_far():
     state = taught(lambda x: float(x.sum()), 4)  # a plane, whose minimum is nowhere
     assert state.trusted
     z = state.draw(np.random.default_rng(3), 10)
@@ -70,7 +70,7 @@ def test_its_own_minimum_comes_last_and_not_from_too_far() -> None:
     assert state.predict(z)[-1] == state.predict(z).min()
 
 
-def test_where_it_cannot_predict_the_search_is_the_same_without_it() -> None:
+def test_where_it_cannot_predict_the_search_is_the_same_without_it():
     order = np.random.default_rng(5)
     state, plain, rng = (
         Modeled.start(np.ones(D), 0.5),
@@ -90,7 +90,7 @@ def test_where_it_cannot_predict_the_search_is_the_same_without_it() -> None:
     "values",
     [np.zeros(8), np.full(8, np.inf), np.linspace(0, 1.7e308, 8), -np.linspace(0, 1e308, 8)],
 )
-def test_plateaus_failures_and_huge_values_do_no_damage(values: Array) -> None:
+def test_plateaus_failures_and_huge_values_do_no_damage(values):
     state, rng = Modeled.start(np.ones(D), 0.5), np.random.default_rng(0)
     for _ in range(12):
         state = state.update(state.draw(rng, 8), values)
@@ -98,14 +98,14 @@ def test_plateaus_failures_and_huge_values_do_no_damage(values: Array) -> None:
     assert state.filled == (0 if np.isinf(values).any() else 30)
 
 
-def test_units_of_values_do_not_matter() -> None:
+def test_units_of_values_do_not_matter():
     for a, b in zip(points(lambda f: f), points(lambda f: 2.0**30 * f), strict=True):
         np.testing.assert_array_equal(a, b)
     for a, b in zip(points(lambda f: f), points(lambda f: f + 100), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
-def points(transform) -> list[Array]:  # type: ignore[no-untyped-def]
+def points(transform):  # type: ignore[no-untyped-def]
     search, seen = Search(np.ones(D), 0.5, method=Modeled, seed=0), []
     for _ in range(12):
         seen.append(search.ask())
@@ -113,7 +113,7 @@ def points(transform) -> list[Array]:  # type: ignore[no-untyped-def]
     return seen
 
 
-def test_rank_correlation() -> None:
+def test_rank_correlation():
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 30))
     b = a + b
@@ -124,19 +124,19 @@ def test_rank_correlation() -> None:
     assert rank_correlation(a[:3], np.array([np.inf, np.inf, np.inf])) == 0
 
 
-def test_least_squares() -> None:
+def test_least_squares():
     rng = np.random.default_rng(0)
     features = rng.standard_normal((20, 3)) * [1, 1e8, 1e-8]
     wanted = features @ [1.0, 1e-8, 1e8]
-    np.testing.assert_allclose(least_squares(features, wanted), [1.0, 1e-8, 1e8], rtol=1e-6)  # type: ignore[arg-type]
+    np.testing.assert_allclose(least_squares(features, wanted), [1.0, 1e-8, 1e8], rtol=1e-6)
     assert least_squares(np.zeros((5, 2)), np.ones(5)) is None
     assert least_squares(features, np.full(20, np.nan)) is None
 
 
-def test_where_rounding_disturbs_slopes_it_saves_most_evaluations() -> None:
+def test_where_rounding_disturbs_slopes_it_saves_most_evaluations():
     d, R = 8, rotation(8)
 
-    def rough(x: Array) -> float:
+    def rough(x):
         return ellipsoid(R @ x, 1e4) * (1 + 1e-5 * float(np.sin(1e9 * sphere(x))))
 
     model, plain = (
@@ -148,10 +148,10 @@ def test_where_rounding_disturbs_slopes_it_saves_most_evaluations() -> None:
     assert model.nfev < 0.7 * plain.nfev
 
 
-def test_in_single_precision_it_saves_evaluations() -> None:
+def test_in_single_precision_it_saves_evaluations():
     R = torch.from_numpy(rotation(8)).float()
 
-    def fun(x: torch.Tensor) -> torch.Tensor:
+    def fun(x):
         return ((100 ** (torch.arange(8, dtype=x.dtype) / 7)) * (R @ x) ** 2).sum()
 
     start, counts = torch.full((8,), 2.0, dtype=torch.float32), []
@@ -165,8 +165,8 @@ def test_in_single_precision_it_saves_evaluations() -> None:
 
 
 @pytest.mark.parametrize("after", [0, 5, 40])
-def test_a_saved_search_goes_on_bit_for_bit(after: int) -> None:
-    def fun(x: Array) -> float:
+def test_a_saved_search_goes_on_bit_for_bit(after):
+    def fun(x):
         return quadratic(x) if x[0] < 1.2 else np.nan
 
     search, other = (

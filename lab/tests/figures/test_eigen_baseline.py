@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 close = partial(assert_close, rtol=1e-9, atol=1e-9)
 
 
-def test_full_matrix_is_the_running_average() -> None:
+def test_full_matrix_is_the_running_average():
     S, want = Full.identity(6, (2,)), torch.eye(6).expand(2, 6, 6)
     for _ in range(30):
         gradients = torch.randn(3, 2, 6)
@@ -33,7 +32,7 @@ def test_full_matrix_is_the_running_average() -> None:
     assert orthogonality_defect(S.basis).max() < 1e-12
 
 
-def test_kronecker_is_kl_shampoo() -> None:
+def test_kronecker_is_kl_shampoo():
     S = Kronecker.identity([5, 3])
     left, right = torch.eye(5), torch.eye(3)
     for _ in range(30):
@@ -47,7 +46,7 @@ def test_kronecker_is_kl_shampoo() -> None:
         close(factor.logdet(), torch.zeros(()))
 
 
-def test_diagonal_is_the_spectral_update() -> None:
+def test_diagonal_is_the_spectral_update():
     S, curvature = Diagonal.identity(4), OuterProducts(torch.randn(2, 4))
     close(
         eigen.update(S, curvature, lr=0.3).eigs,
@@ -55,13 +54,13 @@ def test_diagonal_is_the_spectral_update() -> None:
     )
 
 
-def test_negative_eigenvalues_are_refused() -> None:
+def test_negative_eigenvalues_are_refused():
     with pytest.raises(ValueError, match="curvature took an eigenvalue of S to -"):
         eigen.update(Full.identity(3), Dense(-torch.eye(3)), lr=0.6)
     assert (eigen.update(Full.identity(3), Dense(-torch.eye(3)), lr=0.3).eigs > 0).all()
 
 
-def test_a_half_precision_basis_stays_one() -> None:
+def test_a_half_precision_basis_stays_one():
     S = Kronecker.identity([5, 3], dtype=torch.float32).to(torch.bfloat16)
     new = eigen.update(S, OuterProducts(torch.randn(1, 5, 3, dtype=torch.float32)), lr=0.5)
     for factor in new.factors:
@@ -80,8 +79,8 @@ def test_a_half_precision_basis_stays_one() -> None:
     ],
 )
 def test_damping_is_the_projection_of_the_identity(
-    build: Callable[[], Full | Diagonal | Kronecker],
-) -> None:
+    build,
+):
     S = build()
     size = S.dense().shape[-1]
     identity = Dense(torch.eye(size).expand(*S.batch_shape, size, size))
@@ -91,7 +90,7 @@ def test_damping_is_the_projection_of_the_identity(
         close(values, one[..., None].expand_as(values))
 
 
-def test_it_is_what_the_spectral_update_equals_to_first_order() -> None:
+def test_it_is_what_the_spectral_update_equals_to_first_order():
     S, H = random_full(5), random_symmetric(5)
     gaps = [
         (update(S, Dense(H), lr=lr).dense() - eigen.update(S, Dense(H), lr=lr).dense()).norm()

@@ -14,7 +14,7 @@ from eigenstep_lab.problems.functions import FUNCTIONS
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_needs_the_evaluations_of_xnes(name: str) -> None:
+def test_needs_the_evaluations_of_xnes(name):
     """Within 15 % on the five functions of the paper, medians over the same starts and populations.
 
     The samples differ, as the strategies do after one step, so many runs are needed to see 15 %.

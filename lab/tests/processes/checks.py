@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch.distributed as dist
-from torch import Tensor
 
 from eigenstep.optim.distributed.collectives import ShardedRound
 from eigenstep_lab.console import UserError
@@ -20,13 +18,13 @@ from many_processes.ranks import on_ranks
 
 
 @on_ranks(4, 2)
-def costs(_: Path) -> Any:
+def costs(_):
     """What a rank computes, keeps and sends in a step of a GPT of 12 layers, and gradients that it
     puts together.
     """
     found, own_gradients, sizes = {}, ShardedRound.own_gradients, [0]
 
-    def noting(self: ShardedRound, coming: Any) -> dict[int, Tensor]:
+    def noting(self, coming):
         whole = own_gradients(self, coming)
         sizes.append(sum(gradient.numel() * gradient.element_size() for gradient in whole.values()))
         return whole
@@ -59,7 +57,7 @@ RUN: dict[str, Any] = {
 NETWORK = {"width": 16, "depth": 1, "heads": 2}
 
 
-def run_settings(folder: Path, **changes: Any) -> Settings:
+def run_settings(folder, **changes):
     """Settings of a short run, whose text goes to a folder."""
     text = folder / "poem.txt"
     if not text.exists():
@@ -68,7 +66,7 @@ def run_settings(folder: Path, **changes: Any) -> Settings:
 
 
 @on_ranks(2)
-def runs(place: Path) -> Any:
+def runs(place):
     """Runs of `eigenstep train`, undisturbed."""
     if dist.get_rank() == 0:
         run_settings(place)

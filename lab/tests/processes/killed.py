@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Any
 
 from torch.distributed.checkpoint import FileSystemWriter
 
@@ -22,10 +21,10 @@ DEATHS = [
 """For each attempt, which call of which method kills rank 1."""
 
 
-def deadly(method: Any, last: int) -> Any:
+def deadly(method, last):
     calls = 0
 
-    def call(*arguments: Any, **options: Any) -> Any:
+    def call(*arguments, **options):
         nonlocal calls
         calls += 1
         if calls == last:

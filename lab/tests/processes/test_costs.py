@@ -6,21 +6,20 @@ import pytest
 
 from eigenstep_lab.cost import runs as cost_runs
 from many_processes.cases import KINDS
-from many_processes.ranks import Results
 
 
 @pytest.fixture(scope="module")
-def serial() -> dict[str, float]:
+def serial():
     return cost_runs.trained(cost_runs.gpt(32))
 
 
 @pytest.fixture(scope="module")
-def size() -> int:
+def size():
     """Bytes of all weights."""
     return sum(4 * p.numel() for p in cost_runs.gpt(32).parameters())
 
 
-def bound(kind: str, world: int, size: float) -> float:
+def bound(kind, world, size):
     """Fewest bytes that a rank must send, on average, to get `size` bytes of gradients to owners
     and steps back.
     """
@@ -34,7 +33,7 @@ def bound(kind: str, world: int, size: float) -> float:
 
 
 @pytest.mark.parametrize("world", KINDS)
-def test_work_and_memory_are_split(ranks: Results, serial: dict[str, float], world: int) -> None:
+def test_work_and_memory_are_split(ranks, serial, world):
     for rank in ranks["costs", world]:
         for kind, measured in rank.items():
             for name in ("flops", "state"):
@@ -42,7 +41,7 @@ def test_work_and_memory_are_split(ranks: Results, serial: dict[str, float], wor
 
 
 @pytest.mark.parametrize("world", KINDS)
-def test_nothing_is_done_twice(ranks: Results, serial: dict[str, float], world: int) -> None:
+def test_nothing_is_done_twice(ranks, serial, world):
     for kind in ranks["costs", world][0]:
         for name in ("flops", "state"):
             assert sum(rank[kind][name] for rank in ranks["costs", world][:world]) == pytest.approx(
@@ -51,7 +50,7 @@ def test_nothing_is_done_twice(ranks: Results, serial: dict[str, float], world: 
 
 
 @pytest.mark.parametrize("world", KINDS)
-def test_bytes_on_the_wire(ranks: Results, size: int, world: int) -> None:
+def test_bytes_on_the_wire(ranks, size, world):
     for rank in ranks["costs", world]:
         for kind, measured in rank.items():
             assert measured["sent"] <= 1.1 * bound(kind, world, size), kind
@@ -59,12 +58,12 @@ def test_bytes_on_the_wire(ranks: Results, size: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", KINDS)
-def test_no_rank_holds_all_gradients(ranks: Results, size: int, world: int) -> None:
+def test_no_rank_holds_all_gradients(ranks, size, world):
     for rank in ranks["costs", world]:
         for kind, measured in rank.items():
             if kind != "ddp":  # which gives all gradients to every rank by itself
                 assert 0 < measured["gradients"] <= 1.25 / world * size, kind
 
 
-def test_one_process_sends_nothing(serial: dict[str, float]) -> None:
+def test_one_process_sends_nothing(serial):
     assert serial["sent"] == 0

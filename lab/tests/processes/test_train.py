@@ -16,7 +16,6 @@ from torch import Tensor
 from eigenstep_lab.console import UserError
 from eigenstep_lab.train import checkpoint, trainer
 from many_processes.cases import distance, equal
-from many_processes.ranks import Results
 
 from .checks import NETWORK, RUN, run_settings
 
@@ -27,17 +26,17 @@ that does not.
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ranks: Results, ranks_folder: Path) -> Path:
+def undisturbed(ranks, ranks_folder):
     """The folder of runs of two processes, without any accident."""
     return ranks_folder / "runs" / "2"
 
 
-def weights(folder: Path) -> dict[str, Tensor]:
+def weights(folder):
     found: dict[str, Tensor] = torch.load(folder / "model.pt", weights_only=True)
     return found
 
 
-def difference(mine: Path, theirs: Path) -> float:
+def difference(mine, theirs):
     """Distance of weights that gradients decide: softmax does not depend on the biases of keys,
     which follow noise.
     """
@@ -49,9 +48,7 @@ def difference(mine: Path, theirs: Path) -> float:
 
 
 @pytest.fixture(scope="module", params=["spectral", "adamw"])
-def alone(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, undisturbed: Path
-) -> Path:
+def alone(request, tmp_path_factory, undisturbed):
     """The same run by one process; the folder has the optimizer's name."""
     folder = tmp_path_factory.mktemp("alone") / request.param
     trainer.train(run_settings(undisturbed, optimizer=request.param), folder)
@@ -59,7 +56,7 @@ def alone(
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-def test_two_processes_train_as_one(undisturbed: Path, alone: Path, way: str) -> None:
+def test_two_processes_train_as_one(undisturbed, alone, way):
     both = undisturbed / f"{alone.name}-{way}"
     assert difference(both, alone) <= ROUNDING
     logs = [list(csv.DictReader((folder / "log.csv").open())) for folder in (both, alone)]
@@ -74,11 +71,11 @@ def test_two_processes_train_as_one(undisturbed: Path, alone: Path, way: str) ->
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-def test_parts_of_a_batch_add_up(undisturbed: Path, way: str) -> None:
+def test_parts_of_a_batch_add_up(undisturbed, way):
     assert difference(undisturbed / f"parts-{way}", undisturbed / f"spectral-{way}") <= ROUNDING
 
 
-def as_of_step_6(run: Path, folder: Path) -> Path:
+def as_of_step_6(run, folder):
     """Copy a run, and take away what it did after step 6."""
     shutil.copytree(run, folder)
     for name in ("model.pt", "result.json"):
@@ -88,14 +85,14 @@ def as_of_step_6(run: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-def test_one_process_goes_on(undisturbed: Path, alone: Path, tmp_path: Path, way: str) -> None:
+def test_one_process_goes_on(undisturbed, alone, tmp_path, way):
     run = as_of_step_6(undisturbed / f"{alone.name}-{way}", tmp_path / "run")
     trainer.train(run_settings(undisturbed, optimizer=alone.name), run)
     assert difference(run, alone) <= ROUNDING
 
 
 @pytest.mark.parametrize("file", [".metadata", "__1_0.distcp"])
-def test_damaged_checkpoints(undisturbed: Path, tmp_path: Path, file: str) -> None:
+def test_damaged_checkpoints(undisturbed, tmp_path, file):
     run = as_of_step_6(undisturbed / "spectral-fsdp2", tmp_path / "run")
     damaged = run / "step-000000006.dcp" / file
     damaged.write_bytes(damaged.read_bytes()[:100])
@@ -105,11 +102,11 @@ def test_damaged_checkpoints(undisturbed: Path, tmp_path: Path, file: str) -> No
         trainer.train(run_settings(undisturbed), run)
 
 
-def test_stopped_processes_go_on(undisturbed: Path) -> None:
+def test_stopped_processes_go_on(undisturbed):
     assert equal(weights(undisturbed / "stopped"), weights(undisturbed / "spectral-fsdp2"))
 
 
-def test_killed_processes_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
+def test_killed_processes_change_nothing(undisturbed, tmp_path):
     """Torchrun starts all processes anew, and they go on from step 3, twice."""
     options = {
         **RUN,
