@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from eigenstep.search import Search
 
 Array = NDArray[np.float64]
 
@@ -29,6 +33,36 @@ def rastrigin(x: Array) -> Array:
 
 def rotation(d: int, seed: int = 0) -> Array:
     return np.linalg.qr(np.random.default_rng(seed).standard_normal((d, d)))[0]
+
+
+def advance(search: Search, fun: Callable[[Any], Any], generations: int = 1) -> None:
+    """Tell a search the values of the points that it asks for."""
+    for _ in range(generations):
+        points = search.ask()
+        search.tell(points, fun(points))
+
+
+class Recorded:
+    """A function that remembers its points, and raises an error at some calls."""
+
+    def __init__(
+        self,
+        fun: Callable[[Any], Any],
+        error: BaseException | None = None,
+        fails: Callable[[int], bool] = lambda call: True,
+    ) -> None:
+        self.fun, self.error, self.fails = fun, error, fails
+        self.points: list[Any] = []
+
+    @property
+    def calls(self) -> int:
+        return len(self.points)
+
+    def __call__(self, x: Any) -> Any:
+        self.points.append(x)
+        if self.error is not None and self.fails(self.calls):
+            raise self.error
+        return self.fun(x)
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,16 @@ from eigenstep.search import METHODS, Search
 from eigenstep.search.gaussian import SpectralGaussian
 from eigenstep_lab.baselines.paper_nes import PaperNES
 
-from .problems import Array, rosenbrock, rotation
+from .problems import Array, Recorded, advance, rosenbrock, rotation
 
 
 def run(
     method: str, function: Callable[[Array], Array], x0: Array, sigma: float = 0.5
 ) -> list[Array]:
     search = Search(x0, sigma, method=method, seed=7)
-    seen = []
-    for _ in range(60):
-        x = search.ask()
-        seen.append(x)
-        search.tell(x, function(x))
-    return seen
+    seen = Recorded(function)
+    advance(search, seen, 60)
+    return seen.points
 
 
 @pytest.mark.parametrize("method", ["spectral", "separable", "lowrank", "cautious", PaperNES])
@@ -57,9 +54,7 @@ def test_translations_and_scales_move_the_run(method: str) -> None:
 @pytest.mark.parametrize("method", [*METHODS, PaperNES])
 def test_sample_and_whiten_are_inverse(method: str) -> None:
     search = Search(np.ones(5), 0.5, method=method, seed=1)
-    for _ in range(30):
-        x = search.ask()
-        search.tell(x, rosenbrock(x @ rotation(5)))
+    advance(search, lambda x: rosenbrock(x @ rotation(5)), 30)
     state, z = search.distribution, np.random.default_rng(0).standard_normal((4, 5))
     for stretch in (None, np.array([1.0, 2.0, 1.0, 3.0, 1.0])):
         np.testing.assert_allclose(state.whiten(state.sample(z, stretch), stretch), z, rtol=1e-8)

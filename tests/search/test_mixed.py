@@ -11,7 +11,7 @@ from eigenstep.search import Search, minimize
 from eigenstep.search.gaussian import SpectralGaussian
 from eigenstep.search.mixed import Mixed
 
-from .problems import Array, sphere
+from .problems import Array, Recorded, advance, sphere
 
 COUNTS = {1: 3, 4: 5}
 OPTIONS = {
@@ -65,17 +65,12 @@ def test_equal_values_teach_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_numbers_integers_and_categories(seed: int) -> None:
-    seen = []
-
-    def recorded(x: Array) -> float:
-        seen.append(x)
-        return fun(x)
-
-    result = minimize(recorded, np.zeros(5), 1.0, seed=seed, target=1e-8, max_evals=4000, **OPTIONS)
+    seen = Recorded(fun)
+    result = minimize(seen, np.zeros(5), 1.0, seed=seed, target=1e-8, max_evals=4000, **OPTIONS)
     assert result.success
     assert result.x[[1, 2, 4]].tolist() == [2, 4, 1]
     assert "categories" in result.decisions[0]
-    x = np.array(seen)
+    x = np.array(seen.points)
     assert set(x[:, 1]) == {0, 1, 2}
     assert set(x[:, 4]) == {0, 1, 2, 3, 4}
 
@@ -84,7 +79,6 @@ def test_injected_points_keep_their_categories() -> None:
     search = Search(np.zeros(5), 0.1, seed=0, **OPTIONS)
     point = np.array([3.0, 1, 6, -3, 4])
     search.inject(point)
-    x = search.ask()
-    search.tell(x, [0.0 if (p == point).all() else 1 + float(sphere(p)) for p in x])
+    advance(search, lambda x: np.where((x == point).all(-1), 0.0, 1 + sphere(x)))
     assert search.best_fun == 0
     assert search.distribution.chances[1, 4] > 0.2  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ import pytest
 from eigenstep.search import Search, Start
 from eigenstep_lab.baselines.paper_nes import PaperNES
 
-from .problems import Array, Isotropic, ellipsoid, rastrigin, rosenbrock, sphere
+from .problems import Array, Isotropic, advance, ellipsoid, rastrigin, rosenbrock, sphere
 
 
 @dataclass
@@ -113,8 +113,7 @@ def test_a_saved_search_goes_on_bit_for_bit(
 def test_a_search_that_ends_together_with_its_descent_can_be_saved() -> None:
     search, copy = (Search([1.3], 0.5, method="auto", seed=seed, max_evals=2) for seed in range(2))
     while not search.stop():
-        points = search.ask()
-        search.tell(points, np.floor(points[:, 0]))
+        advance(search, lambda x: np.floor(x[:, 0]))
     assert search.descent is not None
     assert search.descent.over == "rough"
     copy.load_state_dict(search.state_dict())
@@ -140,8 +139,7 @@ STATE = Search(np.zeros(3), 1.0, seed=0, restarts="ipop").state_dict()
 @pytest.mark.parametrize("key", STATE)
 def test_damaged_states_are_refused_and_change_nothing(key: str) -> None:
     search = Search(np.zeros(3), 1.0, seed=0, restarts="ipop")
-    points = search.ask()
-    search.tell(points, sphere(points))
+    advance(search, sphere)
     state = search.state_dict()
     search.load_state_dict(state)
     before = pickle.dumps(search)

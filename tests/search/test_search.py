@@ -137,26 +137,10 @@ def test_restarts_find_the_global_minimum(restarts: str) -> None:
     """Rastrigin's function has 11^d minima in this box; from one start, the small population ends
     in a wrong one.
     """
-    alone = minimize(
-        rastrigin,
-        np.full(4, 3.3),
-        1.0,
-        seed=0,
-        bounds=(-5, 5),
-        target=1e-8,
-        max_evals=60_000,
-        batched=True,
-    )
-    again = minimize(
-        rastrigin,
-        np.full(4, 3.3),
-        1.0,
-        seed=0,
-        bounds=(-5, 5),
-        target=1e-8,
-        max_evals=60_000,
-        batched=True,
-        restarts=restarts,
+    options = {"bounds": (-5, 5), "target": 1e-8, "max_evals": 60_000, "batched": True}
+    alone, again = (
+        minimize(rastrigin, np.full(4, 3.3), 1.0, seed=0, restarts=how, **options)
+        for how in (None, restarts)
     )
     assert not alone.success
     assert again.success
