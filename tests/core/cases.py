@@ -91,7 +91,8 @@ def kron(matrices: Iterable[Tensor]) -> Tensor:
     """Return the Kronecker product of ordinary matrices."""
     product = torch.ones(1, 1)
     for matrix in matrices:
-        rows, cols = product.shape[0] * matrix.shape[0], product.shape[1] * matrix.shape[1]
+        rows = product.shape[0] * matrix.shape[0]
+        cols = product.shape[1] * matrix.shape[1]
         product = torch.einsum("ij,kl->ikjl", product, matrix).reshape(rows, cols)
     return product
 
@@ -157,7 +158,8 @@ def parts(S: SPD) -> list[Tensor]:
 
 def dense_curvature(S: SPD, curvature: OuterProducts) -> Dense:
     """Return ``sum_k w_k v_k v_k^T + shift S`` as an ordinary matrix."""
-    count, batch = len(curvature.vectors), S.batch_shape
+    count = len(curvature.vectors)
+    batch = S.batch_shape
     vectors = curvature.vectors.reshape(count, *batch, math.prod(S.sizes))
     weights = torch.ones(count) if curvature.weights is None else curvature.weights
     weights = weights.reshape(*weights.shape, *[1] * (1 + len(batch) - weights.ndim)).expand(

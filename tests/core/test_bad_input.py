@@ -21,7 +21,8 @@ from eigenstep_lab.baselines.van_loan import nearest_kronecker
 
 from .cases import random_full, random_kronecker, random_spd
 
-NAN, INF = math.nan, math.inf
+NAN = math.nan
+INF = math.inf
 
 
 def eye(n: int, **options: Any) -> torch.Tensor:
@@ -287,7 +288,8 @@ def test_promised_semidefinite_matrix_is_accepted() -> None:
 
 def test_nothing_is_changed_in_place() -> None:
     """Neither a good nor a refused update touches its arguments."""
-    S, g = random_kronecker([2, 3]).with_residual(), torch.randn(1, 2, 3)
+    S = random_kronecker([2, 3]).with_residual()
+    g = torch.randn(1, 2, 3)
     before = [S.scale.clone(), g.clone(), *(factor.eigs.clone() for factor in S.factors)]
     bases = [factor.basis.clone() for factor in S.factors if isinstance(factor, Full)]
     update(S, OuterProducts(g), lr=0.5)

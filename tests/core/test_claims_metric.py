@@ -69,7 +69,9 @@ class TestClaim1LinearInvariance:
 
     @pytest.mark.parametrize("extra", [0, 3], ids=["invertible", "over-parametrized"])
     def test_descent_in_linear_coordinates_equals_update(self, extra: int) -> None:
-        n, lr, decay = 4, 0.1, 0.5
+        n = 4
+        lr = 0.1
+        decay = 0.5
         S = random_diagonal(n)
         curvatures = [random_symmetric(n) for _ in range(5)]
         U = torch.randn(n, n + extra)
@@ -104,8 +106,10 @@ def test_claim_3_local_coordinates_satisfy_the_constraints(n: int, size: float) 
     coordinates.
     """
     S = random_full(n, (20,))
-    m, M = size * torch.randn(20, n), size * torch.randn(20, n, n).tril(-1)
-    d, B = exp(S.eigs, S.eigs + S.eigs * m), S.basis @ cayley(M - M.mT)
+    m = size * torch.randn(20, n)
+    M = size * torch.randn(20, n, n).tril(-1)
+    d = exp(S.eigs, S.eigs + S.eigs * m)
+    B = S.basis @ cayley(M - M.mT)
     assert (d > 0).all()
     assert_close(d, S.eigs * m.exp())
     assert defect(B) < 1e-10
@@ -150,7 +154,9 @@ class FullCoordinates(Coordinates):
     """The paper's local coordinates ``(m, vecTril(M), delta)`` of a full-matrix Gaussian."""
 
     def __init__(self, S: Full) -> None:
-        self.S, self.n, self.here = S, S.sizes[0], S.dense()
+        self.S = S
+        self.n = S.sizes[0]
+        self.here = S.dense()
         self.sizes = [self.n, self.n * (self.n - 1) // 2, self.n]
 
     def precision(self, coordinates: Tensor) -> Tensor:
@@ -170,7 +176,9 @@ class KroneckerCoordinates(Coordinates):
     """
 
     def __init__(self, S: Kronecker, with_scale: bool = True) -> None:
-        self.S, self.with_scale, self.here = S, with_scale, S.dense()
+        self.S = S
+        self.with_scale = with_scale
+        self.here = S.dense()
         self.sizes = [1]
         for n in S.sizes:
             self.sizes += [n - 1, n * (n - 1) // 2]
@@ -243,7 +251,8 @@ class TestClaim7FisherMetricOfKroneckerProduct:
         Diag(vecTril(C))`` for ``M`` (paper: without ``k``). The paper's update uses the right
         constants: that is where its ``1/k`` comes from.
         """
-        S, total = random_kronecker(sizes), math.prod(sizes)
+        S = random_kronecker(sizes)
+        total = math.prod(sizes)
         blocks = [torch.full((1, 1), total / 2)]
         for factor, n in zip(S.factors, sizes, strict=True):
             blocks.append(total / n / 2 * (torch.eye(n - 1) + 1))
@@ -282,8 +291,10 @@ class TestNaturalGradientsInLocalCoordinates:
 
     @pytest.mark.parametrize("decay", [0.0, 0.4])
     def test_full(self, decay: float) -> None:
-        n, lr = 5, 0.03
-        S, H = random_full(n), random_symmetric(n)
+        n = 5
+        lr = 0.03
+        S = random_full(n)
+        H = random_symmetric(n)
         coordinates = FullCoordinates(S)
 
         step = coordinates.natural_step(H, decay, lr)
@@ -297,7 +308,8 @@ class TestNaturalGradientsInLocalCoordinates:
         """``g_m = -diag(W)/d`` and ``g_M = 4 vecTril(W/d_j - W/d_i)`` with ``W = B^T g B``, as the
         appendix says.
         """
-        S, g = random_full(4), random_symmetric(4)
+        S = random_full(4)
+        g = random_symmetric(4)
         coordinates = FullCoordinates(S)
 
         def objective(c: Tensor) -> Tensor:
@@ -324,7 +336,8 @@ class TestNaturalGradientsInLocalCoordinates:
     @pytest.mark.parametrize("decay", [0.0, 1.0])
     @pytest.mark.parametrize("sizes", [[3, 2], [2, 3, 2]])
     def test_kronecker(self, sizes: list[int], decay: float) -> None:
-        lr, S = 0.03, random_kronecker(sizes)
+        lr = 0.03
+        S = random_kronecker(sizes)
         H = random_symmetric(math.prod(sizes))
         coordinates = KroneckerCoordinates(S)
 

@@ -45,7 +45,8 @@ def test_outer_products_and_dense_agree(S: SPD) -> None:
 
 
 def test_batched_equals_looped(S: SPD) -> None:
-    vectors, weights = torch.randn(3, *S.batch_shape, *S.sizes), torch.randn(3, *S.batch_shape)
+    vectors = torch.randn(3, *S.batch_shape, *S.sizes)
+    weights = torch.randn(3, *S.batch_shape)
     shift = torch.randn(tuple(S.batch_shape))
     outer = OuterProducts(vectors, weights, shift)
     both: list[Curvature] = [outer, dense_curvature(S, outer)]
@@ -79,8 +80,10 @@ def test_matrix_itself_projects_to_its_eigenvalues(S: SPD) -> None:
 class TestAgainstThePapersFormulas:
     def test_kronecker(self) -> None:
         """``W_C = B_C^T G S_K^-1 G^T B_C / (alpha m)`` and its mirror image."""
-        n, m = 3, 4
-        S, G = random_kronecker([n, m]), torch.randn(n, m)
+        n = 3
+        m = 4
+        S = random_kronecker([n, m])
+        G = torch.randn(n, m)
         C, K = S.factors
         assert isinstance(C, Full)
         assert isinstance(K, Full)
@@ -90,7 +93,8 @@ class TestAgainstThePapersFormulas:
 
     def test_kronecker_with_dense_curvature_of_three_factors(self) -> None:
         """Contract the other factors with their inverses: ``Q_l = Tr_others(S_others^-1 H)``."""
-        S, H = random_kronecker([2, 3, 4]), random_symmetric(24)
+        S = random_kronecker([2, 3, 4])
+        H = random_symmetric(24)
         inverses = [factor.dense(-1) for factor in S.factors]
         tensor = H.reshape(2, 3, 4, 2, 3, 4)
         Q = torch.einsum("abcdef,ad,cf->be", tensor, inverses[0], inverses[2])

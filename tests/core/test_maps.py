@@ -46,7 +46,8 @@ class TestTruncatedCayley:
         assert_close(truncated_cayley(N, cap=None), cayley(N) @ rest)
 
     def test_cap_shortens_long_generators_only(self) -> None:
-        short, long = random_skew(5, size=0.02), random_skew(5, size=3.0)
+        short = random_skew(5, size=0.02)
+        long = random_skew(5, size=3.0)
         assert_close(truncated_cayley(short), truncated_cayley(short, cap=None))
         shrink = shrink_factor(long @ long, 0.6).squeeze()
         assert shrink < 1
@@ -77,7 +78,8 @@ class TestReorthonormalize:
 
 class TestExponentialMaps:
     def test_agree_to_first_order(self) -> None:
-        d, h = torch.rand(4) + 0.5, torch.randn(4)
+        d = torch.rand(4) + 0.5
+        h = torch.randn(4)
         errors = [(exp(d, d + t * h) - truncated_exp(d, d + t * h)).norm() for t in (1e-3, 1e-4)]
         assert errors[0] / errors[1] == pytest.approx(100, rel=0.02)
 

@@ -33,7 +33,8 @@ KINDS = ("random", "tied", "all tied", "diagonal", "small", "large")
 @pytest.mark.parametrize("shape", [(1,), (30,), (2, 3, 4)])
 def test_the_whole_step_is_that_of_torch(shape: tuple[int, ...], kind: str) -> None:
     A = averages(shape, kind)
-    N, tensor = numpy_twin.bounded(A), torch.from_numpy(A)
+    N = numpy_twin.bounded(A)
+    tensor = torch.from_numpy(A)
     want = step.bounded(torch.zeros(shape), tensor, pairwise=True)
     np.testing.assert_allclose(N, want.numpy(), rtol=1e-12, atol=1e-12)
     np.testing.assert_array_equal(N, -N.swapaxes(-2, -1))
@@ -47,13 +48,6 @@ def test_the_whole_step_is_that_of_torch(shape: tuple[int, ...], kind: str) -> N
         eigs.numpy(),
         rtol=1e-12,
         atol=1e-12 * np.abs(A).max(),
-    )
-
-
-def test_huge_generators_are_cut_where_torch_cuts_them() -> None:
-    N = np.array([[0.0, 1e200], [-1e200, 0.0]])
-    np.testing.assert_allclose(
-        numpy_twin.cayley(N), step.cayley(torch.from_numpy(N)).numpy(), atol=1e-12
     )
 
 

@@ -42,7 +42,8 @@ class TestAllRotations:
         assert rotation(d, torch.zeros(6, 6)).eq(0).all()
 
     def test_arguments_are_left_alone(self, rotation: Rotation) -> None:
-        d, A = spread_eigs(5), random_symmetric(5)
+        d = spread_eigs(5)
+        A = random_symmetric(5)
         before = d.clone(), A.clone()
         rotation(d, A)
         assert d.equal(before[0])
@@ -132,7 +133,8 @@ class TestLeavingATie:
     @pytest.mark.parametrize("is_pairwise", [False, True])
     @pytest.mark.parametrize("rayleigh", [False, True])
     def test_bounded_learns_the_matrix(self, is_pairwise: bool, rayleigh: bool) -> None:
-        H, S = self.correlation(), Full.identity(8)
+        H = self.correlation()
+        S = Full.identity(8)
         first = update(
             S,
             Dense(H),
@@ -151,7 +153,8 @@ class TestLeavingATie:
 
     @pytest.mark.parametrize("rotation", [moore_penrose, normalized])
     def test_the_papers_rotations_are_stuck_for_ever(self, rotation: Rotation) -> None:
-        H, S = self.correlation(), Full.identity(8)
+        H = self.correlation()
+        S = Full.identity(8)
         for _ in range(600):
             S = update(S, Dense(H), lr=0.2, turning=Turning(rotation))
         assert_close(S.dense(), torch.eye(8))

@@ -203,7 +203,8 @@ class TestProjectionOntoKronecker:
 
     @pytest.mark.parametrize("batch", BATCHES, ids=str)
     def test_two_factors_equal_leading_singular_vectors(self, batch: tuple[int, ...]) -> None:
-        n, m = 3, 4
+        n = 3
+        m = 4
         matrix = random_spd(n * m, batch)
         rearranged = (
             matrix.reshape(*batch, n, m, n, m).transpose(-3, -2).reshape(*batch, n * n, m * m)

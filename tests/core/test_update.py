@@ -92,7 +92,8 @@ class TestDamping:
         """The paper's adaptive Lambda is what ``damping I`` projects to; for any number
         of factors.
         """
-        S, G = random_kronecker(sizes), torch.randn(1, *sizes)
+        S = random_kronecker(sizes)
+        G = torch.randn(1, *sizes)
         H = torch.outer(G.flatten(), G.flatten())
         damped = update(S, OuterProducts(G), lr=0.1, damping=0.3)
         shifted = update(S, Dense(H + 0.3 * torch.eye(len(H))), lr=0.1)
@@ -120,7 +121,8 @@ class TestMemory:
     def test_memory_learns_a_stream_better(self) -> None:
         """With memory the matrix follows the exact running average more closely than without."""
         gradients = torch.randn(300, 8) @ random_spd(8)
-        plain, memory = Full.identity(8), Full.identity(8).with_residual()
+        plain = Full.identity(8)
+        memory = Full.identity(8).with_residual()
         want = torch.eye(8)
         gaps = torch.zeros(2)
         for g in gradients:
@@ -143,7 +145,8 @@ class TestRayleighQuotients:
     def test_closer_to_the_linear_update_than_the_papers_eigenvalues(self) -> None:
         gaps = torch.zeros(2)
         for _ in range(20):
-            S, H = random_full(5), random_spd(5)
+            S = random_full(5)
+            H = random_spd(5)
             want = 0.9 * S.dense() + 0.1 * H
             for i, rayleigh in enumerate((False, True)):
                 new = update(
@@ -158,12 +161,6 @@ class TestRayleighQuotients:
 
 
 class TestTruncatedCayleyInTheUpdate:
-    def test_agrees_with_the_exact_map_for_small_steps(self) -> None:
-        S, curvature = random_full(6), OuterProducts(torch.randn(2, 6))
-        exact = update(S, curvature, lr=0.01)
-        cut = update(S, curvature, lr=0.01, turning=Turning(map=truncated_cayley))
-        assert_close(cut.dense(), exact.dense(), rtol=1e-9, atol=1e-9)
-
     @pytest.mark.parametrize("cap", [0.3, 0.6])
     def test_stays_orthogonal_with_long_steps(self, cap: float) -> None:
         """The cap bounds the defect of one step by ``2 cap^8``, which one Newton-Schulz step
@@ -204,7 +201,8 @@ def test_learns_a_covariance_from_samples_in_every_structure(structure: str) -> 
 @pytest.mark.parametrize("rotation", ["bounded", "pairwise"])
 def test_enough_sweeps_diagonalize_the_average(rotation: str) -> None:
     """With Rayleigh quotients the step is then ``(1 - lr) S + lr H``, for any ``lr``."""
-    S, H = random_full(6), random_spd(6)
+    S = random_full(6)
+    H = random_spd(6)
     turning = Turning(rotation, sweeps=200, rayleigh=True)
     new = update(S, Dense(H), lr=0.7, turning=turning, positive=lambda _, n: n)
     assert_close(new.dense(), 0.3 * S.dense() + 0.7 * H, rtol=1e-8, atol=1e-8)

@@ -30,9 +30,12 @@ class Quadrature:
     """
 
     def __init__(self, inputs: Tensor, targets: Tensor, prior_precision: float) -> None:
-        self.inputs, self.targets, self.prior = inputs, targets, prior_precision
+        self.inputs = inputs
+        self.targets = targets
+        self.prior = prior_precision
         nodes, weights = np.polynomial.hermite_e.hermegauss(60)
-        self.nodes, self.weights = torch.tensor(nodes), torch.tensor(weights / weights.sum())
+        self.nodes = torch.tensor(nodes)
+        self.weights = torch.tensor(weights / weights.sum())
 
     def _at(self, mean: Tensor, covariance: Tensor) -> Tensor:
         spread = ((self.inputs @ covariance) * self.inputs).sum(1).sqrt()
@@ -59,7 +62,8 @@ class Quadrature:
 
     def solve(self) -> tuple[Tensor, Tensor]:
         """Return mean and covariance of the best Gaussian."""
-        mean, precision = torch.zeros(self.inputs.shape[1]), torch.eye(self.inputs.shape[1])
+        mean = torch.zeros(self.inputs.shape[1])
+        precision = torch.eye(self.inputs.shape[1])
         for _ in range(300):
             gradient, hessian = self.moments(mean, torch.linalg.inv(precision))
             precision = (precision + hessian) / 2

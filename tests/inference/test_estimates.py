@@ -90,7 +90,8 @@ def test_combined_estimates_are_their_mean(source: str) -> None:
     "source", ["hessian", "reparametrization", "reinforce", "gradient-outer-product"]
 )
 def test_no_noise_at_a_gaussian_posterior(source: str) -> None:
-    H, center = random_spd(5), torch.randn(5)
+    H = random_spd(5)
+    center = torch.randn(5)
     q = Gaussian.start(center, Full.from_dense(H))
     found = estimate(Target(quadratic(H, center)), q, source, 6, torch.Generator().manual_seed(0))
     assert_close(dense(q, found), H)
@@ -102,7 +103,8 @@ def test_no_noise_at_a_gaussian_posterior(source: str) -> None:
 
 
 def test_functions_of_the_parameters_as_curvature() -> None:
-    H, center = random_spd(4), torch.zeros(2, 2)
+    H = random_spd(4)
+    center = torch.zeros(2, 2)
     q = Gaussian.start(center, "full")
     root = torch.linalg.cholesky(H).T
     for curvature in (lambda w: Dense(H), lambda w: OuterProducts(root.reshape(4, 2, 2))):
@@ -113,11 +115,13 @@ def test_functions_of_the_parameters_as_curvature() -> None:
 
 
 def test_counts_and_loops_in_place_of_vmap() -> None:
-    H, center = random_spd(4), torch.zeros(4)
+    H = random_spd(4)
+    center = torch.zeros(4)
     q = Gaussian.start(center, "full")
     counts = {}
     for source in ("hessian", "reparametrization", "reinforce"):
-        fast, slow = Target(quadratic(H, center)), Target(quadratic(H, center), vectorize=False)
+        fast = Target(quadratic(H, center))
+        slow = Target(quadratic(H, center), vectorize=False)
         a, b = (estimate(t, q, source, 6, torch.Generator().manual_seed(0)) for t in (fast, slow))
         assert a.value == pytest.approx(b.value)
         assert_close(dense(q, a), dense(q, b))

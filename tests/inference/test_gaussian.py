@@ -17,7 +17,8 @@ from .problems import random_spd
 
 
 def test_density_entropy_and_covariance_of_one_block() -> None:
-    mean, precision = torch.randn(2, 3), random_spd(6)
+    mean = torch.randn(2, 3)
+    precision = random_spd(6)
     q = Gaussian.start(mean, Full.from_dense(precision))
     want = MultivariateNormal(mean.flatten(), precision_matrix=precision)
     points = torch.randn(4, 2, 3)

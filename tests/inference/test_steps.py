@@ -16,7 +16,8 @@ from .problems import random_spd
 
 @pytest.mark.parametrize(("lr", "decay", "condition"), [(0.1, 1.0, 10.0), (1.0, 0.0, 1e6)])
 def test_exact_average(lr: float, decay: float, condition: float) -> None:
-    S, H = random_spd(8, condition), random_spd(8, condition)
+    S = random_spd(8, condition)
+    H = random_spd(8, condition)
     new = average(Full.from_dense(S), Dense(H), lr=lr, decay=decay, damping=0.3)
     want = (1 - lr * decay) * S + lr * (H + 0.3 * torch.eye(8))
     assert_close(new.dense(), want, rtol=1e-12, atol=1e-12 * condition)
@@ -32,7 +33,8 @@ def test_condition_1e12_from_the_identity_in_one_step() -> None:
 
 
 def test_first_order_average_agrees_to_first_order() -> None:
-    S, H = Full.from_dense(random_spd(6)), Dense(random_spd(6))
+    S = Full.from_dense(random_spd(6))
+    H = Dense(random_spd(6))
     errors = [
         torch.dist(average(S, H, lr=lr, exact=False).dense(), average(S, H, lr=lr).dense()).item()
         for lr in (1e-3, 1e-4)
@@ -41,7 +43,8 @@ def test_first_order_average_agrees_to_first_order() -> None:
 
 
 def test_nothing_is_projected_where_the_average_is_indefinite() -> None:
-    S, H = Full.identity(2, dtype=torch.float64), Dense(torch.diag(torch.tensor([-3.0, 1.0])))
+    S = Full.identity(2, dtype=torch.float64)
+    H = Dense(torch.diag(torch.tensor([-3.0, 1.0])))
     with pytest.raises(NotPositiveDefinite, match="not positive definite"):
         average(S, H, lr=0.5)
     low, high = tangent_vector(S, H)[1:]
@@ -56,7 +59,8 @@ def test_squared_length_of_a_step_is_twice_the_divergence(kind: str) -> None:
     """Kullback-Leibler divergence of nearby Gaussians, as torch computes it."""
     small = 1e-4
     if kind == "full":
-        S, H = random_spd(5), random_spd(5)
+        S = random_spd(5)
+        H = random_spd(5)
         matrix: Full | Diagonal | Kronecker = Full.from_dense(S)
         near = S + small * (H - S)
     elif kind == "diagonal":
@@ -64,7 +68,8 @@ def test_squared_length_of_a_step_is_twice_the_divergence(kind: str) -> None:
         S = matrix.dense()
         near = S + small * torch.diag(torch.randn(5))
     else:
-        a, b = random_spd(2), random_spd(3)
+        a = random_spd(2)
+        b = random_spd(3)
         matrix = nearest_kronecker(torch.kron(a, b), (2, 3))
         S = torch.kron(a, b)
         near = torch.kron(a + small * random_spd(2), b + small * random_spd(3))

@@ -22,7 +22,8 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_covariance(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     example = load("spd_covariance", monkeypatch)
     clean = example.wines()
-    spoiled, truth = example.with_outliers(clean), torch.cov(clean.T, correction=0)
+    spoiled = example.with_outliers(clean)
+    truth = torch.cov(clean.T, correction=0)
     gaussian = example.fit_gaussian(spoiled)
     assert_close(gaussian.S.dense(), torch.cov(spoiled.T, correction=0), rtol=1e-4, atol=1e-4)
     assert_close(gaussian.x[0], spoiled.mean(0), rtol=1e-4, atol=1e-4)
@@ -59,6 +60,7 @@ def test_metric_learning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors["ours, minimize_spd"] <= errors["no learning"]
     assert errors["ours, minimize_spd"] < 0.06
     generator = torch.Generator().manual_seed(1)
-    x, labels = torch.randn(30, 4, generator=generator), torch.arange(30) % 3
+    x = torch.randn(30, 4, generator=generator)
+    labels = torch.arange(30) % 3
     looped = example.learn_in_a_loop(x, labels, steps=3)
     assert (torch.linalg.eigvalsh(looped) > 0).all()

@@ -37,7 +37,8 @@ def all_steps(S: Full, gradient: Tensor, lr: float) -> dict[str, Tensor]:
 
 
 def test_all_schemes_agree_to_first_order() -> None:
-    S, gradient = Full.from_dense(random_spd(5)), symmetric(5)
+    S = Full.from_dense(random_spd(5))
+    gradient = symmetric(5)
     linear = S.dense() @ gradient @ S.dense()
 
     def errors(lr: float) -> dict[str, float]:
@@ -46,13 +47,15 @@ def test_all_schemes_agree_to_first_order() -> None:
             name: (step - S.dense() + 2 * lr * linear).norm().item() for name, step in steps.items()
         }
 
-    coarse, fine = errors(1e-5), errors(1e-6)
+    coarse = errors(1e-5)
+    fine = errors(1e-6)
     for name in coarse:
         assert coarse[name] / fine[name] == pytest.approx(100, rel=0.02), name
 
 
 def test_geodesic_is_the_dense_formula() -> None:
-    S, X = Full.from_dense(random_spd(5, 1e3, batch=(2,))), symmetric(5, (2,))
+    S = Full.from_dense(random_spd(5, 1e3, batch=(2,)))
+    X = symmetric(5, (2,))
     frame = S.basis * S.eigs.sqrt()[..., None, :]
     assert_close(geodesic(S, X)[0].dense(), frame @ torch.linalg.matrix_exp(X) @ frame.mT)
 
@@ -77,7 +80,8 @@ def test_turn_carries_vectors_along_the_geodesic_between_the_points(name: str) -
 
 
 def test_only_the_letter_of_the_paper_is_stuck_at_equal_eigenvalues() -> None:
-    S, X = Full.identity(3), torch.tensor([[0.0, 0.3, 0.1], [0.3, 0.0, -0.2], [0.1, -0.2, 0.0]])
+    S = Full.identity(3)
+    X = torch.tensor([[0.0, 0.3, 0.1], [0.3, 0.0, -0.2], [0.1, -0.2, 0.0]])
     moved = {
         name: (retraction(S, X)[0].dense() - torch.eye(3)).norm()
         for name, retraction in RETRACTIONS.items()

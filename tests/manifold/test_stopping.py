@@ -119,7 +119,8 @@ def test_least_values_at_singular_matrices(n: int, seed: int, least: float) -> N
     direction.
     """
     generator = torch.Generator().manual_seed(seed)
-    a, y = torch.randn(6, n, generator=generator), torch.randn(6, generator=generator)
+    a = torch.randn(6, n, generator=generator)
+    y = torch.randn(6, generator=generator)
     result = minimize_spd(
         lambda S: ((a @ S * a).sum(-1) - y).square().sum(), torch.eye(n), gtol=GTOL
     )
@@ -140,7 +141,8 @@ def test_ordinary_problems_cost_two_gradients_more_at_most(condition: float) -> 
 
 def test_look_ahead_solves_a_quadratic_problem() -> None:
     """The gain is `g H^-1 g / 2`, and the step leads to the minimum, whatever the conditioning."""
-    curvature, x = torch.logspace(0, -3, 4), torch.tensor([0.1, -0.2, 0.3, 0.05])
+    curvature = torch.logspace(0, -3, 4)
+    x = torch.tensor([0.1, -0.2, 0.3, 0.05])
     objective = Objective(lambda S, x: 0.5 * (curvature * x.square()).sum() + 0 * S.sum(), False)
     at = objective.at(Point.start(torch.eye(1)).beside([x]))
     ahead = look_ahead(at, lambda v: v, enough=at.value)

@@ -38,7 +38,8 @@ def _events(S: SPD) -> Tensor:
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("structure", structures())
 def test_gradient_is_the_slope_along_steps(structure: str, name: str) -> None:
-    point, function = Point.start(structures()[structure]), FUNCTIONS[name]
+    point = Point.start(structures()[structure])
+    function = FUNCTIONS[name]
     if structure != "full tied":  # the frames turn
         point = point.move(0.3 * torch.randn_like(_flat(point.leaves())))
     elif name == "spectrum":
@@ -81,7 +82,8 @@ def test_values_are_those_of_the_matrix(structure: str) -> None:
 
 
 def test_log_prob_is_that_of_torch() -> None:
-    covariance, x = random_spd(4), torch.randn(5, 4)
+    covariance = random_spd(4)
+    x = torch.randn(5, 4)
     point = Point.start(covariance)
     expected = torch.distributions.MultivariateNormal(torch.zeros(4), covariance).log_prob(x)
     assert_close(point.view(point.leaves()).log_prob(x, power=1), expected)
@@ -139,9 +141,11 @@ def test_coordinates_do_not_change_in_parallel_transport() -> None:
     """Along one geodesic, its own velocity keeps its coordinates, and transport is an isometry by
     formula.
     """
-    S, n = random_spd(4, 30.0), 4
+    S = random_spd(4, 30.0)
+    n = 4
     point = Point.start(S)
-    step, other = symmetric(n).flatten(), symmetric(n).flatten()
+    step = symmetric(n).flatten()
+    other = symmetric(n).flatten()
     moved = point.move(step)
     forward = moved.move(step)
     both = point.move(2 * step)

@@ -120,7 +120,8 @@ def normalize(alpha: float, pieces: list[Piece]) -> Matrix:
     """Give all factors determinant one; the mean of the logarithms of what they lose goes to
     ``alpha``.
     """
-    unit, means = [], []
+    unit = []
+    means = []
     for piece in pieces:
         d, mean = unit_determinant(piece.d)
         unit.append(replace(piece, d=d, M=None if piece.M is None else piece.M / mean))

@@ -57,10 +57,8 @@ def test_generator_defaults() -> None:
     d, A = averages()
     d[1, 1] = d[1, 0] * (1 + 2e-6)
     tensors = torch.from_numpy(d), torch.from_numpy(A)
-    free, length = (
-        step.moore_penrose(*tensors).numpy(),
-        step.normalized(*tensors).numpy(),
-    )
+    free = step.moore_penrose(*tensors).numpy()
+    length = step.normalized(*tensors).numpy()
     for at in range(len(d)):
         expected = formulas.moore_penrose(d[at], A[at], 1e-6)
         assert abs(free[at] - expected).max() <= 1e-9 * abs(expected).max()
@@ -123,7 +121,8 @@ def test_newton_schulz() -> None:
 
 
 def test_positive_maps() -> None:
-    d, h = np.array([0.5, 1.0, 2.0]), np.array([-0.4, 0.3, 5.0])
+    d = np.array([0.5, 1.0, 2.0])
+    h = np.array([-0.4, 0.3, 5.0])
     tensors = torch.from_numpy(d), torch.from_numpy(d + h)
     assert abs(step.exp(*tensors).numpy() - d * np.exp(h / d)).max() < 1e-13
     assert abs(step.truncated_exp(*tensors).numpy() - (d + h)).max() < 1e-15

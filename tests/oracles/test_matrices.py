@@ -17,7 +17,8 @@ def test_defaults() -> None:
     of the paper.
     """
     S = full(3, 1)
-    basis, eigs = S.basis.numpy(), S.eigs.numpy()
+    basis = S.basis.numpy()
+    eigs = S.eigs.numpy()
     dense = basis @ np.diag(eigs) @ basis.T
     assert abs(S.dense().numpy() - dense).max() < 1e-14
     assert abs(S.trace().item() - eigs.sum()) < 1e-14

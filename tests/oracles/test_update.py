@@ -147,8 +147,10 @@ def test_option(name: str, structure: str, memory: bool) -> None:
 def test_batches(structure: str) -> None:
     """A batch is as many matrices side by side, each with its own weights, shift and damping."""
     S = matrix(structure)
-    vectors, weights = random(2, 3, *SIZES[structure], seed=3), random(2, 3, seed=4).square()
-    shift, damping = random(3, seed=5).square(), random(3, seed=6).square()
+    vectors = random(2, 3, *SIZES[structure], seed=3)
+    weights = random(2, 3, seed=4).square()
+    shift = random(3, seed=5).square()
+    damping = random(3, seed=6).square()
     batch = stack(S, 3)
     for _ in range(2):
         batch = update(batch, OuterProducts(vectors, weights, shift, True), lr=0.3, damping=damping)
@@ -172,7 +174,8 @@ def stack(S: Any, count: int) -> Any:
 @pytest.mark.parametrize("structure", SIZES)
 def test_projection(structure: str, kind: str) -> None:
     S = matrix(structure)
-    copy, new = read(S), curvature(kind, SIZES[structure], 9)
+    copy = read(S)
+    new = curvature(kind, SIZES[structure], 9)
     basis = copy.basis()
     H = basis.T @ curvature_matrix(copy, new) @ basis / (copy.alpha or 1.0)
     for at, (piece, found) in enumerate(zip(copy.pieces, project(S, new), strict=True)):
@@ -198,7 +201,8 @@ def test_still_basis_is_left_alone() -> None:
 
 @pytest.mark.parametrize("mend", [True, False])
 def test_basis_is_mended_if_wanted(mend: bool) -> None:
-    S, new = bent(4), curvature("vectors", (4,), 0)
+    S = bent(4)
+    new = curvature("vectors", (4,), 0)
     A = 0.8 * np.diag(S.eigs.numpy()) + 0.2 * project(S, new)[0].numpy()
     turned = S.basis.numpy() @ formulas.cayley(formulas.bounded(A))
     found = update(S, new, lr=0.2, turning=Turning(mend=mend)).basis.numpy()
@@ -206,7 +210,8 @@ def test_basis_is_mended_if_wanted(mend: bool) -> None:
 
 
 def test_half_precision_basis_beside_wide_eigenvalues() -> None:
-    S, new = full(4, 1), curvature("vectors", (4,), 0)
+    S = full(4, 1)
+    new = curvature("vectors", (4,), 0)
     found = update(Full(S.basis.bfloat16(), S.eigs), new, lr=0.2)
     assert (found.basis.dtype, found.eigs.dtype) == (torch.bfloat16, torch.float64)
     assert (found.dense() - update(S, new, lr=0.2).dense()).abs().max() < 0.05
@@ -214,7 +219,8 @@ def test_half_precision_basis_beside_wide_eigenvalues() -> None:
 
 def test_defaults_of_the_step() -> None:
     """One rate for eigenvalues and basis, the past decays by it, no damping, the exact maps."""
-    d, W = full(4, 1).eigs, random(4, 4) + random(4, 4).mT
+    d = full(4, 1).eigs
+    W = random(4, 4) + random(4, 4).mT
     found = learn(d, W, rate=0.2)
     A = 0.8 * np.diag(d.numpy()) + 0.2 * W.numpy()
     assert found.turn is not None
