@@ -36,7 +36,7 @@ def written(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "3", "null", '"text"', "{}", "[" * 100_000, '{"panels": [3]}', b"\xed\xa0\x80"],
+    ["", "[]", "{}", "[" * 100_000, '{"panels": [3]}', b"\xed\xa0\x80"],
 )
 def test_a_file_that_is_no_figure(written, content):
     written.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -45,39 +45,37 @@ def test_a_file_that_is_no_figure(written, content):
 
 def places(plain, at=()):
     """List all places of a tree of lists and dictionaries."""
-    items = (
-        plain.items()
-        if isinstance(plain, dict)
-        else enumerate(plain)
-        if isinstance(plain, list)
-        else ()
-    )
-    for key, value in items:
+    keys = list(plain) if isinstance(plain, dict) else []
+    keys = range(len(plain)) if isinstance(plain, list) else keys
+    for key in keys:
         yield (*at, key)
-        yield from places(value, (*at, key))
+        yield from places(plain[key], (*at, key))
+
+
+def damaged(plain, place, junk):
+    """Replace one value, or remove it."""
+    (key, *inner), changed = place, copy.copy(plain)
+    if inner:
+        changed[key] = damaged(plain[key], inner, junk)
+    elif junk is ...:
+        del changed[key]
+    else:
+        changed[key] = junk
+    return changed
 
 
 def test_a_damaged_figure_is_made_again_or_can_be_shown(written):
     """Any one value is replaced by something else, or is missing."""
     whole = json.loads(written.read_text())
-    # The picture is drawn from the same numbers; that takes most of the time, so it is drawn for
-    # some.
+    # Drawing takes most of the time, so only some are drawn.
     drawn, dice = 0, random.Random(0)
     for place in places(whole):
-        for junk in (None, 0, -1, 10**400, "junk", [], [[]], {}, {"a": 1}, True, float("inf"), ...):
-            damaged = copy.deepcopy(whole)
-            parent = damaged
-            for key in place[:-1]:
-                parent = parent[key]
-            if junk is ...:
-                del parent[place[-1]]
-            else:
-                parent[place[-1]] = junk
-            written.write_text(json.dumps(damaged))
-            found = report.read_figure(written.parent, section(), ORIGIN)
-            if found is not None and dice.random() < 0.1:
+        for junk in (None, -1, 10**400, "junk", [[]], {"a": 1}, ...):
+            written.write_text(json.dumps(damaged(whole, place, junk)))
+            kept = report.read_figure(written.parent, section(), ORIGIN)
+            if kept is not None and dice.random() < 0.04:
                 drawn += 1
-                report.write_report(written.parent / "report.html", [found], ORIGIN)
+                report.write_report(written.parent / "report.html", [kept], ORIGIN)
     assert drawn > 3
 
 

@@ -3,6 +3,7 @@ import json
 import math
 import re
 from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from eigenstep_lab.bench import pages
 from eigenstep_lab.console import UserError
 from eigenstep_lab.figures import (
     exact_vs_truncated,
+    full_matrix,
     gradient_free,
-    kronecker,
     low_precision,
     matching,
     report,
@@ -252,39 +253,22 @@ def test_rounded_weights_compute_in_float32_with_bfloat16_weights_and_gradients(
     assert {parameter.grad.dtype for parameter in rounded.parameters()} == {torch.bfloat16}
 
 
-def toy(verdict=None):
-    curves = {
-        "paper": Curve([1.0, 2.0], [[1.0, 0.1]]),
-        "ours <fast>": Curve([1.0, 2.0], [[1.0, 0.2]]),
-    }
-    verdict = verdict or Verdict("It is fast & good.", "ours", "ratio", 2.0, limit=1.0)
-    return Result(
-        [Panel("A", "x", "y", curves)], [verdict], [Table("T", ("a", "b"), [("1", "<2>")])]
-    )
+def toy():
+    curves = {name: Curve([1.0, 2.0], [[1.0, 0.1]]) for name in ("paper", "ours <fast>")}
+    verdict = Verdict("It is fast & good.", "ours", "ratio", 2.0, limit=1.0)
+    table = Table("T", ("a", "b"), [("1", "<2>")])
+    return Result([Panel("A", "x", "y", curves)], [verdict], [table])
 
 
 def test_the_report_is_one_page_that_needs_nothing_else(tmp_path):
-    good = report.Section(
-        "one",
-        "First",
-        "Text.\n\nMore <text>.",
-        {"steps": 3},
-        "eigenstep reproduce one",
-        1.0,
-        "abc",
-        toy(),
-    )
-    bad = report.Section(
-        "two", "Second", "Text.", {}, "eigenstep reproduce two", 1.0, "abc", "no data & no luck"
-    )
-    report.write_report(
-        tmp_path / "report.html", [good, bad], {"command": "eigenstep reproduce all", "torch": "2"}
-    )
+    good = report.Section("one", "First", "A.\n\nB <b>.", {"steps": 3}, "again", 1.0, "abc", toy())
+    bad = replace(good, name="two", title="Second", result="no data & no luck")
+    report.write_report(tmp_path / "report.html", [good, bad], {"command": "eigenstep"})
     page = (tmp_path / "report.html").read_text()
     assert "0 of 1 checks hold" in page
     assert "does not hold" in page
     assert "no data &amp; no luck" in page
-    assert "More &lt;text&gt;." in page
+    assert "B &lt;b&gt;." in page
     assert page.count("data:image/svg+xml;base64,") == 1
     assert not re.search(r"(src|href)=['\"](?!data:|#)", page)
 
@@ -293,83 +277,96 @@ def test_the_same_numbers_give_the_same_pictures():
     assert report.pictures(toy()) == report.pictures(toy())
 
 
-def test_all_goes_on_when_one_figure_cannot_be_made(tmp_path, monkeypatch, capsys):
-    made = []
+@pytest.fixture
+def reproduced(tmp_path, monkeypatch):
+    """Run the command with two figures that are made at once; `made` lists them."""
 
-    def fake(planned, **_):
-        made.append(planned.name)
-        return replace(planned, result="out of luck" if planned.name == "spd" else toy())
+    def make(planned, **_):
+        run.made.append(planned.name)
+        return replace(planned, result="out of luck" if planned.name in run.unlucky else toy())
 
-    few = {name: figures.FIGURES[name] for name in ("full_matrix", "spd")}
-    monkeypatch.setattr(reproduce, "FIGURES", few)
-    monkeypatch.setattr(reproduce, "make", fake)
-    command = ["reproduce", "all", "--quick", "--jobs", "1", "--directory", str(tmp_path)]
-    assert cli.main(command) == 2
+    def run(words=""):
+        return cli.main(["reproduce", "all", "--jobs=1", f"--directory={tmp_path}", *words.split()])
+
+    run.made = []
+    run.unlucky = []
+    two = {name: figures.FIGURES[name] for name in ("full_matrix", "spd")}
+    monkeypatch.setattr(reproduce, "FIGURES", two)
+    monkeypatch.setattr(reproduce, "make", make)
+    return run
+
+
+def test_all_goes_on_when_one_figure_cannot_be_made(tmp_path, reproduced, capsys):
+    reproduced.unlucky = ["spd"]
+    assert reproduced() == 2
     assert "could not be made, see above: spd" in capsys.readouterr().err
     assert {path.stem for path in tmp_path.glob("*.json")} == {"full_matrix", "report"}
     (table,) = pages.read(tmp_path / "report.json")["result"]["tables"]
     assert table["title"].startswith("Full-matrix scheme (quick run, commit ")
     assert "out of luck" in (tmp_path / "report.html").read_text()
 
-    # What is there is not made again, unless one asks for it or it cannot be read; pictures are
-    # drawn anew.
+
+def test_what_is_there_is_not_made_again_but_drawn_anew(tmp_path, reproduced, capsys):
+    assert reproduced() == 0
     (tmp_path / "full_matrix.png").write_bytes(b"as it was drawn once")
-    assert cli.main(command) == 2
-    assert made == ["full_matrix", "spd", "spd"]
+    (tmp_path / "spd.json").write_text("{")
+    assert reproduced() == 0
+    assert reproduced.made == ["full_matrix", "spd", "spd"]
     assert (tmp_path / "full_matrix.png").read_bytes().startswith(b"\x89PNG")
     assert "made before, at commit" in capsys.readouterr().out
-    assert cli.main([*command, "--again"]) == 2
-    (tmp_path / "full_matrix.json").write_text("{")
-    assert cli.main(command) == 2
-    assert made[3:] == ["full_matrix", "spd"] * 2
+    assert reproduced("--again") == 0
+    assert reproduced.made[3:] == ["full_matrix", "spd"]
 
-    # Nor is what other versions made, if one asks for that; the report says which.
-    whole = json.loads((tmp_path / "full_matrix.json").read_text())
-    (tmp_path / "full_matrix.json").write_text(
-        json.dumps({**whole, "code": "older", "commit": "abc1234"})
-    )
-    assert cli.main([*command, "--as-made"]) == 2
-    assert made[7:] == ["spd"]
+
+def test_what_other_versions_made_can_be_kept(tmp_path, reproduced):
+    assert reproduced() == 0
+    path = tmp_path / "full_matrix.json"
+    older = {"code": "older", "commit": "abc1234"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **older}))
+    assert reproduced("--as-made") == 0
+    assert reproduced.made == ["full_matrix", "spd"]
     assert "quick run, commit abc1234" in (tmp_path / "report.json").read_text()
-    assert cli.main(command) == 2
-    assert made[8:] == ["full_matrix", "spd"]
+    assert reproduced() == 0
+    assert reproduced.made[2:] == ["full_matrix"]
 
 
-def test_a_full_run_may_leave_some_figures_brief(tmp_path, monkeypatch):
-    few = {name: figures.FIGURES[name] for name in ("kronecker", "spd")}
-    monkeypatch.setattr(reproduce, "FIGURES", few)
-    monkeypatch.setattr(reproduce, "make", lambda planned, **_: replace(planned, result=toy()))
-    command = [
-        "reproduce",
-        "all",
-        "--full",
-        "--brief",
-        "spd",
-        "--jobs",
-        "1",
-        "--directory",
-        str(tmp_path),
-    ]
-    assert cli.main(command) == 0
-    written = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in few}
-    assert written["kronecker"]["settings"]["seeds"] == kronecker.FULL.seeds
-    assert written["spd"]["settings"]["seeds"] == spd.QUICK.seeds
+def test_a_full_run_may_leave_some_figures_brief(tmp_path, reproduced):
+    assert reproduced("--full --brief spd") == 0
+    full, brief = (
+        json.loads((tmp_path / f"{name}.json").read_text())["settings"]["seeds"]
+        for name in ("full_matrix", "spd")
+    )
+    assert full == full_matrix.FULL.seeds
+    assert brief == spd.QUICK.seeds
     titles = [table["title"] for table in pages.read(tmp_path / "report.json")["result"]["tables"]]
     assert [re.search("full|quick", title)[0] for title in titles] == ["full", "quick"]
 
 
-def test_missing_devices_and_data_are_named(monkeypatch, capsys, tmp_path):
-    assert cli.main(["reproduce", "spd", "--device", "cuda:99", "--directory", str(tmp_path)]) == 2
+def test_one_command_publishes_the_report(tmp_path, reproduced, capsys):
+    folder = tmp_path / "paper"
+    assert reproduced(f"--publish {folder}") == 2
+    assert "paper.md to put verdicts into" in capsys.readouterr().err
+    page = tmp_path / "paper.md"
+    page.write_text("Text.\n<!-- tables of paper/report.json -->\n<!-- end of tables -->\n")
+    assert reproduced(f"--publish {folder}") == 0
+    assert "It is fast & good." in page.read_text()
+    published = {"report.html", "report.json", "full_matrix.png", "spd.png"}
+    assert {path.name for path in folder.iterdir()} == published
+
+
+def test_missing_devices_data_and_processes_are_named(monkeypatch, capsys, tmp_path):
+    words = ["reproduce", "spd", f"--directory={tmp_path}"]
+    assert cli.main([*words, "--device=cuda:99"]) == 2
     assert "device 'cuda:99' cannot be used here" in capsys.readouterr().err
+    assert cli.main([*words, "--jobs=0"]) == 2
+    assert "--jobs must be at least 1" in capsys.readouterr().err
 
     def fail(*_, **__):
         raise UserError("no such data")
 
     monkeypatch.setattr(spd, "run", fail)
-    assert (
-        reproduce.make(reproduce.plan("spd", full=False, seed=0), seed=0, device=CPU).result
-        == "no such data"
-    )
+    assert cli.main(words) == 2
+    assert "no such data" in capsys.readouterr().out
 
 
 def titled(planned):
@@ -381,52 +378,22 @@ def titled(planned):
 def test_figures_come_in_order_however_they_are_made(jobs):
     names = ["spd", "low_precision", "kronecker"]
     plans = [reproduce.plan(name, full=False, seed=0) for name in names]
-    assert [made.title for made in reproduce._make_all(plans, jobs, titled)] == [
-        f"{name} " for name in names
-    ]
-    assert [titled(share).title for share in reproduce.shares(plans[1])] == [
-        f"low_precision {task}" for task in reversed(low_precision.QUICK.tasks)
-    ]
+    made = reproduce._make_all(plans, jobs, titled)
+    assert [section.title for section in made] == [f"{name} " for name in names]
+    shares = [titled(share).title for share in reproduce.shares(plans[1])]
+    assert shares == [f"low_precision {task}" for task in reversed(low_precision.QUICK.tasks)]
 
 
 def test_shares_keep_their_trainings_for_the_whole_figure(tmp_path, monkeypatch, few_test_batches):
-    tasks = ("digits", "digits-hiera")
-    settings = asdict(replace(MINIATURES["low_precision"], tasks=tasks))
-    planned = replace(reproduce.plan("low_precision", full=False, seed=0), settings=settings)
+    settings = replace(MINIATURES["low_precision"], tasks=("digits", "digits-hiera"))
+    planned = reproduce.plan("low_precision", full=False, seed=0)
+    planned = replace(planned, settings=asdict(settings))
     origin = {"seed": 0, "commit": "abc"}
+    make = partial(reproduce._make, directory=tmp_path, device=CPU, origin=origin)
     for share in reproduce.shares(planned):
-        reproduce._make(share, directory=tmp_path, device=CPU, origin=origin)
+        make(share)
     assert not list(tmp_path.glob("*.json"))  # a share is no figure
     monkeypatch.setattr("eigenstep_lab.figures.training._train", None)  # nothing is left to train
-    whole = reproduce._make(planned, directory=tmp_path, device=CPU, origin=origin)
+    whole = make(planned)
     assert isinstance(whole.result, Result), whole.result
     assert (tmp_path / "low_precision.json").is_file()
-
-
-def test_one_command_publishes_the_report(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce, "FIGURES", {"spd": figures.FIGURES["spd"]})
-    monkeypatch.setattr(reproduce, "make", lambda planned, **_: replace(planned, result=toy()))
-    command = [
-        "reproduce",
-        "all",
-        "--directory",
-        str(tmp_path / "runs"),
-        "--publish",
-        str(tmp_path / "paper"),
-    ]
-    assert cli.main(command) == 2
-    assert "paper.md to put verdicts into" in capsys.readouterr().err
-    page = tmp_path / "paper.md"
-    page.write_text("Text.\n<!-- tables of paper/report.json -->\n<!-- end of tables -->\n")
-    assert cli.main(command) == 0
-    assert "It is fast & good." in page.read_text()
-    assert {path.name for path in (tmp_path / "paper").iterdir()} == {
-        "report.html",
-        "report.json",
-        "spd.png",
-    }
-
-
-def test_impossible_numbers_of_jobs(capsys):
-    assert cli.main(["reproduce", "spd", "--jobs", "0"]) == 2
-    assert "--jobs must be at least 1" in capsys.readouterr().err
