@@ -93,20 +93,23 @@ def build(
         **options: Passed on to the optimizer's own constructor.
     """
     rival = find(name)
+    _check(lr, weight_decay, interval)
+    if rival.interval:
+        options = {rival.interval: interval, **options}
+    if not isinstance(parameters, nn.Module):
+        return rival.make(trained(parameters), lr, weight_decay, **options)
+    named = trained(parameters.named_parameters())
+    if rival.for_model is None:
+        return rival.make(named, lr, weight_decay, **options)
+    return rival.for_model(parameters, lr, weight_decay=weight_decay, **options)
+
+
+def _check(lr: float, weight_decay: float, interval: object) -> None:
     for argument, value in (("lr", lr), ("weight_decay", weight_decay)):
         if not (math.isfinite(value) and value >= 0):
             raise UserError(f"{argument} must be finite and at least 0, got {value}")
     if isinstance(interval, int) and interval < 1:
         raise UserError(f"interval must be at least 1 step, got {interval}")
-    if rival.interval:
-        options = {rival.interval: interval, **options}
-    if isinstance(parameters, nn.Module):
-        named = trained(parameters.named_parameters())
-        if rival.for_model is not None:
-            return rival.for_model(parameters, lr, weight_decay=weight_decay, **options)
-    else:
-        named = trained(parameters)
-    return rival.make(named, lr, weight_decay, **options)
 
 
 def build_in_suite(

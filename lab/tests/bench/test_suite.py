@@ -27,15 +27,14 @@ GRID = (1e-3, 3e-3, 1e-2, 3e-2)
 
 def tried_by(loss: Any, momenta: int = 2, trials: int = 8) -> tuple[Settings, list[Settings]]:
     """Search, and return what was found and tried."""
-    searching = search.search(GRID, [(f"m={k}",) for k in range(momenta)], trials)
-    tried = []
-    answer = None
+    searching = search.Search(GRID, [(f"m={k}",) for k in range(momenta)], trials)
+    running = searching.run()
+    settings = next(running)
     while True:
         try:
-            tried.append(searching.send(answer))
-        except StopIteration as stop:
-            return stop.value, tried
-        answer = loss(tried[-1])
+            settings = running.send(loss(settings))
+        except StopIteration:
+            return searching.best, list(searching.losses)
 
 
 def searched(

@@ -113,17 +113,19 @@ def cells(args: argparse.Namespace, found: Mapping[Any, Any]) -> Plans:
     if not 1 <= args.instances[0] <= args.instances[1]:
         raise UserError(f"--instances must be the first and the last, got {args.instances}")
     torch.set_num_threads(1)
-    plans = {}
-    for part in PARTS:
-        if part in args.parts:
-            for place, compute in PARTS[part](args):
-                name = (part, *place)
-                ours = not any(rival in place for rival in RIVALS)
-                key = {"run": list(name)}
-                if part == "restarts":
-                    key["budget"] = args.restart_budget
-                plans[name] = Cell(key, compute, behavior("search") if ours else "")
-    return plans
+    jobs = (
+        ((part, *place), compute)
+        for part in PARTS
+        if part in args.parts
+        for place, compute in PARTS[part](args)
+    )
+    return {name: _cell(name, compute, args) for name, compute in jobs}
+
+
+def _cell(name: tuple[Any, ...], compute: Callable[[], Any], args: argparse.Namespace) -> Cell:
+    ours = not any(rival in name for rival in RIVALS)
+    budget = {"budget": args.restart_budget} if name[0] == "restarts" else {}
+    return Cell({"run": list(name), **budget}, compute, behavior("search") if ours else "")
 
 
 def report(args: argparse.Namespace, found: Mapping[Any, Any]) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..lines import look
@@ -33,80 +34,93 @@ def solved(hits: Sequence[float | None]) -> int:
 
 
 def verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
-    """Judge the figures."""
-    for d, functions in computed.get("functions", {}).items():
+    """Judge the figures of all parts."""
+    for part, judge in JUDGES.items():
+        if part in computed:
+            yield from judge(computed[part])
+
+
+def function_verdicts(figures: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge evaluations until the target."""
+    for d, functions in figures.items():
         for name, hits in functions.items():
             ratio = median(hits["eigenstep"]) / median(hits["pycma"])
             quantity = f"{name}, d = {d}: median evaluations to {TARGET:g}, divided by pycma's"
-            yield Verdict(
-                "It needs fewer evaluations than CMA-ES.", "spectral", quantity, ratio, EASY[name]
-            )
-    for d, functions in computed.get("restarts", {}).items():
+            claim = "It needs fewer evaluations than CMA-ES."
+            yield Verdict(claim, "spectral", quantity, ratio, EASY[name])
+
+
+def restart_verdicts(figures: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge how many runs succeed with restarts."""
+    claim = "With restarts it succeeds as often."
+    for d, functions in figures.items():
         for name, hits in functions.items():
             more = solved(hits["eigenstep"]) - solved(hits["pycma"])
-            quantity = (
-                f"{name}, d = {d}: runs of {len(hits['pycma'])} that succeed with BIPOP, "
-                "minus pycma's"
-            )
-            yield Verdict(
-                "With restarts it succeeds as often.", "spectral", quantity, more, 0, at_least=True
-            )
-    for d, peers in computed.get("bbob", {}).get("dimensions", {}).items():
+            runs = f"runs of {len(hits['pycma'])} that succeed with BIPOP, minus pycma's"
+            yield Verdict(claim, "spectral", f"{name}, d = {d}: {runs}", more, 0, at_least=True)
+
+
+def all_bbob_verdicts(figures: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge what was computed of BBOB."""
+    for d, peers in figures["dimensions"].items():
         yield from bbob_verdicts(d, peers)
-    if "mixed" in computed:
-        ratios = [
-            median(hits["eigenstep"]) / median(hits["CatCMAwM"])
-            for hits in computed["mixed"].values()
-        ]
-        ratio = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """Return the geometric mean of positive numbers."""
+    return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+
+
+def mixed_verdicts(figures: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge functions of numbers, integers and categories."""
+    ratios = [median(hits["eigenstep"]) / median(hits["CatCMAwM"]) for hits in figures.values()]
+    quantity = (
+        f"{len(ratios)} functions: geometric mean of median evaluations, divided by those "
+        "of CatCMAwM"
+    )
+    claim = "Categories cost fewer evaluations."
+    yield Verdict(claim, "mixed", quantity, geometric_mean(ratios), 1.0)
+
+
+def optuna_verdicts(figures: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge samplers of Optuna."""
+    ours, *rivals = SAMPLERS
+    for rival in rivals:
+        ratios = [relative(hits, ours, rival, TRIALS) for hits in figures.values()]
         quantity = (
-            f"{len(ratios)} functions: geometric mean of median evaluations, divided by those "
-            "of CatCMAwM"
-        )
-        yield Verdict("Categories cost fewer evaluations.", "mixed", quantity, ratio, 1.0)
-    for rival in SAMPLERS[1:] if "optuna" in computed else ():
-        logs = [
-            math.log(relative(hits, SAMPLERS[0], rival, TRIALS))
-            for hits in computed["optuna"].values()
-        ]
-        quantity = (
-            f"{len(logs)} functions, {TRIALS} trials: geometric mean of trials, divided by "
+            f"{len(ratios)} functions, {TRIALS} trials: geometric mean of trials, divided by "
             f"{rival}'s"
         )
-        value = math.exp(statistics.fmean(logs))
-        yield Verdict("In Optuna it needs fewer trials.", "SpectralSampler", quantity, value, 1.0)
-    yield from large_verdicts(computed.get("large", {}))
-    yield from ranked_verdicts(computed.get("ranked", {}))
-    if "noise" in computed:
-        ratios = [
-            statistics.median(ends["cautious"]) / statistics.median(ends["LRA-CMA"])
-            for ends in computed["noise"].values()
-        ]
-        ratio = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-        quantity = (
-            f"{len(ratios)} noisy functions: geometric mean of median values in the end, "
-            "divided by LRA-CMA's"
-        )
-        yield Verdict("It learns from noisy values.", "cautious", quantity, ratio, 1.0)
-    for d, times in computed.get("overhead", {}).items():
-        quantity, limit = (
-            f"d = {d}: CPU time per evaluation, divided by pycma's",
-            1 / 3 if int(d) == 40 else 1.0,
-        )
+        claim = "In Optuna it needs fewer trials."
+        yield Verdict(claim, ours, quantity, geometric_mean(ratios), 1.0)
+
+
+def noise_verdicts(figures: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge what was learned from noisy values."""
+    ratios = [
+        statistics.median(ends["cautious"]) / statistics.median(ends["LRA-CMA"])
+        for ends in figures.values()
+    ]
+    quantity = (
+        f"{len(ratios)} noisy functions: geometric mean of median values in the end, "
+        "divided by LRA-CMA's"
+    )
+    claim = "It learns from noisy values."
+    yield Verdict(claim, "cautious", quantity, geometric_mean(ratios), 1.0)
+
+
+def overhead_verdicts(figures: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge CPU time beside the function itself."""
+    for d, times in figures.items():
+        quantity = f"d = {d}: CPU time per evaluation, divided by pycma's"
+        limit = 1 / 3 if int(d) == 40 else 1.0
         ratio = times["eigenstep"] / times["pycma"]
-        yield Verdict(
-            "It costs less time than pycma.", "spectral", quantity, ratio, limit, timed=True
-        )
+        claim = "It costs less time than pycma."
+        yield Verdict(claim, "spectral", quantity, ratio, limit, timed=True)
         if d == "20" and "surrogate" in times:
             quantity = "d = 20: microseconds of CPU time per evaluation with the quadratic model"
-            yield Verdict(
-                "A model costs little time.",
-                "surrogate",
-                quantity,
-                times["surrogate"],
-                1000.0,
-                timed=True,
-            )
+            claim = "A model costs little time."
+            yield Verdict(claim, "surrogate", quantity, times["surrogate"], 1000.0, timed=True)
 
 
 def large_verdicts(computed: Mapping[str, Any]) -> Iterator[Verdict]:
@@ -185,108 +199,120 @@ def finite(hits: Sequence[float | None]) -> list[float]:
 
 def bbob_verdicts(d: str, peers: Mapping[str, Any]) -> Iterator[Verdict]:
     """Judge what was computed of BBOB in one dimension."""
-    area = {peer: entry["area"] for peer, entry in peers.items()}
+    where = f"BBOB, d = {d}"
     for rival in ("pycma", "cmaes"):
         if {rival, "eigenstep"} <= set(peers):
-            more = area["eigenstep"] - area[rival]
-            quantity = f"BBOB, d = {d}: area under the ECDF, minus that of {rival}"
-            yield Verdict(
-                "It is the better choice on BBOB.", "spectral", quantity, more, 0, at_least=True
-            )
-    if "eigenstep-auto" not in peers:
-        return
-    claim, ours = "Its default is as good as the best of many.", peers["eigenstep-auto"]
+            more = peers["eigenstep"]["area"] - peers[rival]["area"]
+            quantity = f"{where}: area under the ECDF, minus that of {rival}"
+            claim = "It is the better choice on BBOB."
+            yield Verdict(claim, "spectral", quantity, more, 0, at_least=True)
+    if "eigenstep-auto" in peers:
+        yield from default_verdicts(d, peers["eigenstep-auto"], peers)
+
+
+def default_verdicts(
+    d: str, ours: Mapping[str, Any], peers: Mapping[str, Any]
+) -> Iterator[Verdict]:
+    """Judge the default of `minimize` on BBOB in one dimension."""
+    where = f"BBOB, d = {d}"
     if d in PORTFOLIO:
-        quantity = f"BBOB, d = {d}: area under the ECDF"
+        claim = "Its default is as good as the best of many."
+        quantity = f"{where}: area under the ECDF"
         yield Verdict(claim, "auto", quantity, ours["area"], PORTFOLIO[d], at_least=True)
+    claim = "A descent does no harm at any budget."
     for rival, allowed, budgets in (("eigenstep", -0.01, BUDGETS), ("surrogate", 0.0, (50, 100))):
         if rival in peers:
-            more = min(ours["budgets"][str(b)] - peers[rival]["budgets"][str(b)] for b in budgets)
+            theirs = peers[rival]["budgets"]
+            more = min(ours["budgets"][str(b)] - theirs[str(b)] for b in budgets)
             quantity = (
-                f"BBOB, d = {d}: least lead over {rival} of the share of targets at {budgets} "
+                f"{where}: least lead over {rival} of the share of targets at {budgets} "
                 "evaluations / d"
             )
-            yield Verdict(
-                "A descent does no harm at any budget.",
-                "auto",
-                quantity,
-                more,
-                allowed,
-                at_least=True,
-            )
+            yield Verdict(claim, "auto", quantity, more, allowed, at_least=True)
 
 
 def tables(computed: Mapping[str, Any]) -> Iterator[Table]:
-    """Give the figures as tables."""
-    for part, title in (
-        ("functions", f"Median evaluations to {TARGET:g}, and how many runs reached it"),
-        ("restarts", "The same with BIPOP restarts"),
-    ):
-        rows = [
-            [
-                name,
-                d,
-                *(
-                    f"{median(hits[p]):.0f} ({solved(hits[p])}/{len(hits[p])})"
-                    for p in ("eigenstep", "pycma")
-                ),
-            ]
-            for d, functions in computed.get(part, {}).items()
-            for name, hits in functions.items()
-        ]
-        if rows:
-            yield Table(title, ["function", "d", "eigenstep", "pycma"], rows)
-    if "bbob" in computed:
-        yield from bbob_tables(computed["bbob"])
-    if "mixed" in computed:
-        rows = [
-            [name, *(f"{median(hits[s]):.0f} ({solved(hits[s])}/{len(hits[s])})" for s in SEARCHES)]
-            for name, hits in computed["mixed"].items()
-        ]
-        yield Table(
-            "Numbers, integers and categories: median evaluations to 1e-6",
-            ["function", *SEARCHES],
-            rows,
+    """Give the figures of all parts as tables."""
+    for part, show in TABLES.items():
+        if part in computed:
+            yield from show(computed[part])
+
+
+def hits_cell(hits: Sequence[float | None]) -> str:
+    """Show the median of evaluations, and how many runs reached the target."""
+    return f"{median(hits):.0f} ({solved(hits)}/{len(hits)})"
+
+
+def hits_table(title: str, figures: Mapping[str, Any]) -> Iterator[Table]:
+    """Give evaluations until the target, by function and dimension."""
+    names = ("eigenstep", "pycma")
+    rows = [
+        (name, d, *(hits_cell(hits[peer]) for peer in names))
+        for d, functions in figures.items()
+        for name, hits in functions.items()
+    ]
+    yield Table(title, ("function", "d", *names), rows)
+
+
+def mixed_table(figures: Mapping[str, Any]) -> Iterator[Table]:
+    """Give evaluations on functions of numbers, integers and categories."""
+    rows = [(name, *(hits_cell(hits[s]) for s in SEARCHES)) for name, hits in figures.items()]
+    title = "Numbers, integers and categories: median evaluations to 1e-6"
+    yield Table(title, ("function", *SEARCHES), rows)
+
+
+def optuna_table(figures: Mapping[str, Any]) -> Iterator[Table]:
+    """Give trials of Optuna."""
+    title = "The same in Optuna: median trials until a part of the value in the middle"
+    yield parts_table(title, figures, MIXED_PARTS, 2)
+
+
+def large_tables(figures: Mapping[str, Any]) -> Iterator[Table]:
+    """Give evaluations in thousands of dimensions."""
+    for d, functions in figures.items():
+        title = f"{d} dimensions: median evaluations until a part of the first value"
+        yield parts_table(title, functions, PARTS)
+
+
+def ranked_tables(figures: Mapping[str, Any]) -> Iterator[Table]:
+    """Give the same for searches that see the order of values alone, and ratios of ours."""
+    title = (
+        f"{RANKED_SIZE} dimensions, only the order of values: median evaluations until a "
+        "part of the first one"
+    )
+    yield parts_table(title, figures, PARTS, 2)
+    names = [name for name in next(iter(figures.values())) if name != "lowrank"]
+    last = RANKED_BUDGET * RANKED_SIZE
+    rows = [
+        (
+            name,
+            "yes" if name in TUNED else "no",
+            *(f"{relative(hits, 'lowrank', rival, last):.2f}" for rival in names),
         )
-    if "optuna" in computed:
-        title = "The same in Optuna: median trials until a part of the value in the middle"
-        yield parts_table(title, computed["optuna"], MIXED_PARTS, 2)
-    for d, functions in computed.get("large", {}).items():
-        yield parts_table(
-            f"{d} dimensions: median evaluations until a part of the first value", functions, PARTS
-        )
-    if "ranked" in computed:
-        title = (
-            f"{RANKED_SIZE} dimensions, only the order of values: median evaluations until a "
-            "part of the first one"
-        )
-        yield parts_table(title, computed["ranked"], PARTS, 2)
-        names = [name for name in next(iter(computed["ranked"].values())) if name != "lowrank"]
-        last = RANKED_BUDGET * RANKED_SIZE
-        rows = [
-            [
-                name,
-                "yes" if name in TUNED else "no",
-                *(f"{relative(hits, 'lowrank', p, last):.2f}" for p in names),
-            ]
-            for name, hits in computed["ranked"].items()
-        ]
-        title = "Evaluations of lowrank, divided by those of a rival: geometric mean over targets"
-        yield Table(title, ["function", "used for tuning", *names], rows)
-    if "noise" in computed:
-        names = list(next(iter(computed["noise"].values())))
-        rows = [
-            [n, *(f"{statistics.median(ends[p]):.3g}" for p in names)]
-            for n, ends in computed["noise"].items()
-        ]
-        yield Table("Noisy values: median true value in the end", ["function", *names], rows)
-    if "overhead" in computed:
-        names = list(next(iter(computed["overhead"].values())))
-        rows = [
-            [d, *(f"{times[p]:.1f}" if p in times else "–" for p in names)]
-            for d, times in computed["overhead"].items()
-        ]
-        yield Table("Microseconds of CPU time per evaluation", ["d", *names], rows, timed=True)
+        for name, hits in figures.items()
+    ]
+    title = "Evaluations of lowrank, divided by those of a rival: geometric mean over targets"
+    yield Table(title, ("function", "used for tuning", *names), rows)
+
+
+def noise_table(figures: Mapping[str, Any]) -> Iterator[Table]:
+    """Give true values after noisy ones."""
+    names = list(next(iter(figures.values())))
+    rows = [
+        (name, *(f"{statistics.median(ends[peer]):.3g}" for peer in names))
+        for name, ends in figures.items()
+    ]
+    yield Table("Noisy values: median true value in the end", ("function", *names), rows)
+
+
+def overhead_table(figures: Mapping[str, Any]) -> Iterator[Table]:
+    """Give CPU time beside the function itself."""
+    names = list(next(iter(figures.values())))
+    rows = [
+        (d, *(f"{times[peer]:.1f}" if peer in times else "–" for peer in names))
+        for d, times in figures.items()
+    ]
+    yield Table("Microseconds of CPU time per evaluation", ("d", *names), rows, timed=True)
 
 
 def parts_table(
@@ -401,3 +427,28 @@ def draw(computed: Mapping[str, Any], path: str) -> None:
         )
         ax.legend(fontsize=8)
     save(drawn, path)
+
+
+JUDGES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Verdict]]] = {
+    "functions": function_verdicts,
+    "restarts": restart_verdicts,
+    "bbob": all_bbob_verdicts,
+    "mixed": mixed_verdicts,
+    "optuna": optuna_verdicts,
+    "large": large_verdicts,
+    "ranked": ranked_verdicts,
+    "noise": noise_verdicts,
+    "overhead": overhead_verdicts,
+}
+_REACHED = f"Median evaluations to {TARGET:g}, and how many runs reached it"
+TABLES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Table]]] = {
+    "functions": partial(hits_table, _REACHED),
+    "restarts": partial(hits_table, "The same with BIPOP restarts"),
+    "bbob": bbob_tables,
+    "mixed": mixed_table,
+    "optuna": optuna_table,
+    "large": large_tables,
+    "ranked": ranked_tables,
+    "noise": noise_table,
+    "overhead": overhead_table,
+}

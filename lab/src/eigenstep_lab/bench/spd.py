@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ QUICK = {"size": 10, "rounds": 1, "sizes": [5, 10], "seeds": 3, "steps": 100, "s
 
 Case = tuple[str, int, float]
 """Problem, size and condition number."""
+Named = tuple[tuple[Any, ...], Cell]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,31 +70,51 @@ def cells(args: argparse.Namespace, found: Mapping[Any, Any]) -> Plans:
     if args.quick:
         vars(args).update(QUICK)
     _check(args)
-    plans: dict[Any, Any] = {("slopes",): _cell({"slopes": args.size}, partial(slopes, args.size))}
-    for seed in range(args.rounds):
-        for case in main_cases(args):
-            for solver in SEARCHING:
-                first = found.get(("main", case, solver, 0), {"seconds": math.inf})
-                if seed == 0 or first["seconds"] < SLOW:
-                    plans["main", case, solver, seed] = run_of(case, solver, seed, args, 1.0)
-    if "fixed" in args.parts:
-        for problem in PROBLEMS:
-            for condition in sorted(args.conditions)[:2]:
-                case = problem, args.size, condition
-                for scheme in FIXED:
-                    plans["fixed", case, scheme] = fixed_of(case, scheme, args)
-    if "sweep" in args.parts:
-        for size in sorted(args.sizes):
-            for problem in PROBLEMS:
-                case = problem, size, SWEEP_CONDITION
-                for solver in (OURS, CG, TR):
-                    plans["sweep", case, solver, 0] = run_of(case, solver, 0, args, 4.0)
-    if "stochastic" in args.parts:
-        for problem in MINIBATCHES:
-            how = {"size": args.size, "seeds": args.seeds, "steps": args.steps}
-            compute = partial(spd_stochastic.measure, problem, **how)
-            plans["stochastic", problem] = _cell({"stochastic": problem, **how}, compute)
+    parts: dict[str, Callable[[argparse.Namespace], Iterator[Named]]] = {
+        "main": partial(main_runs, found),
+        "fixed": fixed_runs,
+        "sweep": sweep_runs,
+        "stochastic": stochastic_runs,
+    }
+    plans: dict[Any, Cell] = {}
+    plans["slopes",] = _cell({"slopes": args.size}, partial(slopes, args.size))
+    for part in args.parts:
+        plans.update(parts[part](args))
     return plans
+
+
+def main_runs(found: Mapping[Any, Any], args: argparse.Namespace) -> Iterator[Named]:
+    """Give runs of the solvers that search for step sizes, in turn, round after round."""
+    conditions = args.conditions
+    for seed, problem, condition, solver in product(
+        range(args.rounds), PROBLEMS, conditions, SEARCHING
+    ):
+        case = problem, args.size, condition
+        first = found.get(("main", case, solver, 0), {"seconds": math.inf})
+        if seed == 0 or first["seconds"] < SLOW:
+            yield ("main", case, solver, seed), run_of(case, solver, seed, args, 1.0)
+
+
+def fixed_runs(args: argparse.Namespace) -> Iterator[Named]:
+    """Give runs of the schemes that need a step size, on the easier problems."""
+    for problem, condition, scheme in product(PROBLEMS, sorted(args.conditions)[:2], FIXED):
+        case = problem, args.size, condition
+        yield ("fixed", case, scheme), fixed_of(case, scheme, args)
+
+
+def sweep_runs(args: argparse.Namespace) -> Iterator[Named]:
+    """Give runs on matrices of several sizes."""
+    for size, problem, solver in product(sorted(args.sizes), PROBLEMS, (OURS, CG, TR)):
+        case = problem, size, SWEEP_CONDITION
+        yield ("sweep", case, solver, 0), run_of(case, solver, 0, args, 4.0)
+
+
+def stochastic_runs(args: argparse.Namespace) -> Iterator[Named]:
+    """Give the problems that are seen through minibatches."""
+    for problem in MINIBATCHES:
+        how = {"size": args.size, "seeds": args.seeds, "steps": args.steps}
+        compute = partial(spd_stochastic.measure, problem, **how)
+        yield ("stochastic", problem), _cell({"stochastic": problem, **how}, compute)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -101,13 +123,6 @@ def _check(args: argparse.Namespace) -> None:
             raise UserError(f"--{name} must be at least 1, got {getattr(args, name)}")
     if min([args.gap, args.seconds, *args.conditions]) <= 0:
         raise UserError("--gap, --seconds and --conditions must be positive")
-
-
-def main_cases(args: argparse.Namespace) -> list[Case]:
-    """List the problems of the main part."""
-    if "main" not in args.parts:
-        return []
-    return [(problem, args.size, c) for problem in PROBLEMS for c in args.conditions]
 
 
 def _cell(key: Mapping[str, Any], compute: Any, ours: bool = True) -> Cell:
@@ -351,27 +366,31 @@ def draw(result: Mapping[str, Any], path: str) -> None:
     """Draw the gap over gradients for each problem and condition number, and over iterations on
     minibatches.
     """
-    main = result.get("main", [])
-    keys = list(dict.fromkeys((e["problem"], e["condition"]) for e in main))
+    entries = result.get("main", [])
+    keys = list(dict.fromkeys((e["problem"], e["condition"]) for e in entries))
     columns = max(len(keys) // len(PROBLEMS), 2)
     drawn, axes = figure(columns=columns, rows=3, width=4.5, height=3.2)
     for ax, (problem, condition) in zip(axes[:2].flat, keys, strict=False):
-        mine = [e for e in main if (e["problem"], e["condition"]) == (problem, condition)]
-        for number, e in enumerate(mine):
-            if e["trace"]:
-                gradients, gaps = zip(*e["trace"], strict=True)
-                style = {"label": e["solver"], **look(e["solver"], number)}
-                ax.loglog([1 + g for g in gradients], [max(g, 1e-12) for g in gaps], **style)
+        mine = [e for e in entries if (e["problem"], e["condition"]) == (problem, condition)]
+        _draw_runs(ax, mine)
         ax.axhline(result["gap"], color="gray", linestyle=":")
         ax.set(title=f"{problem}, condition {condition:g}", xlabel="gradients", ylabel="gap")
-    if main:
-        axes[0, 0].legend(fontsize=6)
     for ax, (problem, own) in zip(axes[2], result.get("stochastic", {}).items(), strict=False):
-        for number, (scheme, found) in enumerate(own["schemes"].items()):
-            ax.semilogy(found["curve"], label=scheme, **look(scheme, number))
+        for number, (scheme, run) in enumerate(own["schemes"].items()):
+            ax.semilogy(run["curve"], label=scheme, **look(scheme, number))
         ax.axhline(own["target"], color="gray", linestyle=":")
         ax.set(title=f"{problem}, minibatches", xlabel="iteration", ylabel="gap, median")
         ax.legend(fontsize=6)
     for ax in axes.flat:
         ax.set_visible(bool(ax.lines))
     save(drawn, path)
+
+
+def _draw_runs(ax: Any, entries: Sequence[Mapping[str, Any]]) -> None:
+    for number, entry in enumerate(entries):
+        if entry["trace"]:
+            gradients, gaps = zip(*entry["trace"], strict=True)
+            shifted = [1 + count for count in gradients]
+            style = look(entry["solver"], number)
+            ax.loglog(shifted, [max(gap, 1e-12) for gap in gaps], label=entry["solver"], **style)
+    ax.legend(fontsize=6)

@@ -99,18 +99,23 @@ def published(pages: list[Path]) -> Iterator[Published]:
         text = page.read_text("utf-8")
         for place in PLACE.finditer(text):
             yield Published.of(page, f"tables of {place[2]}", read(page.parent / place[2]))
-        for picture in PICTURE.finditer(text):
-            path = (page.parent / picture[1]).with_suffix(".json")
-            what = f"picture {picture[1]}"
-            bare = Published(page.name, what)
-            yield Published.of(page, what, read(path)) if path.is_file() else bare
+        yield from pictures(page, text)
         for command in dict.fromkeys(COMMAND.findall(PLACE.sub("", text))):
-            file = known.get(essence(command))
-            if file is not None:
-                yield Published.of(page, f"text, `{' '.join(command.split())}`", file)
-        report = page.with_suffix("") / "report.json"
-        if report.is_file():
-            yield Published.of(page, "figures and verdicts", json.loads(report.read_text("utf-8")))
+            if essence(command) in known:
+                what = f"text, `{' '.join(command.split())}`"
+                yield Published.of(page, what, known[essence(command)])
+
+
+def pictures(page: Path, text: str) -> Iterator[Published]:
+    """Give the pictures of benchmarks on a page, and the figures of the paper."""
+    for picture in PICTURE.finditer(text):
+        path = (page.parent / picture[1]).with_suffix(".json")
+        what = f"picture {picture[1]}"
+        bare = Published(page.name, what)
+        yield Published.of(page, what, read(path)) if path.is_file() else bare
+    report = page.with_suffix("") / "report.json"
+    if report.is_file():
+        yield Published.of(page, "figures and verdicts", json.loads(report.read_text("utf-8")))
 
 
 def known_files(pages: Iterable[Path]) -> dict[str, Mapping[str, Any]]:

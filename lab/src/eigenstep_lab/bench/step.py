@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -152,24 +153,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def cells(args: argparse.Namespace, found: Mapping[Any, Any]) -> Plans:
     """List a cell for each model, and those of memory."""
     torch.set_num_threads(args.threads)
-    code = behavior("spectral", "fast", "options")
     plans: dict[Any, Cell] = {}
     if "price" in args.parts:
         how = {name: getattr(args, name) for name in ("optimizers", "rounds", "interval")}
         for name in args.models:
             key = {"model": name, **how, "threads": args.threads}
-            plans["price", name] = Cell(key, partial(measure, MODELS[name], **how), code)
+            plans["price", name] = _cell(key, measure, MODELS[name], **how)
     if "memory" in args.parts:
-        for mode, options in MODES.items():
-            for model, shapes in NETWORKS.items():
-                compute = partial(state_of, shapes(12), options)
-                plans["state", mode, model] = Cell({"mode": mode, "state": model}, compute, code)
-        for mode in args.modes:
-            step = partial(peak_of, gpt(args.depth), MODES[mode])
-            plans["peak", mode] = Cell({"mode": mode, "depth": args.depth}, step, code)
-        times = partial(embedding_times, args.rows, args.rounds)
-        key = {"rows": args.rows, "rounds": args.rounds, "threads": args.threads}
-        plans["embedding",] = Cell(key, times, code)
+        plans |= memory_cells(args)
+    return plans
+
+
+def _cell(key: Mapping[str, Any], compute: Callable[..., Any], *args: Any, **how: Any) -> Cell:
+    return Cell(key, partial(compute, *args, **how), behavior("spectral", "fast", "options"))
+
+
+def memory_cells(args: argparse.Namespace) -> dict[Any, Cell]:
+    """List what is measured of memory."""
+    plans: dict[Any, Cell] = {}
+    for mode, model in product(MODES, NETWORKS):
+        key = {"mode": mode, "state": model}
+        plans["state", mode, model] = _cell(key, state_of, NETWORKS[model](12), MODES[mode])
+    for mode in args.modes:
+        key = {"mode": mode, "depth": args.depth}
+        plans["peak", mode] = _cell(key, peak_of, gpt(args.depth), MODES[mode])
+    key = {"rows": args.rows, "rounds": args.rounds, "threads": args.threads}
+    plans["embedding",] = _cell(key, embedding_times, args.rows, args.rounds)
     return plans
 
 
@@ -289,43 +298,53 @@ def memory_verdicts(state: Any, peaks: Any, times: Mapping[str, float]) -> Itera
     )
 
 
+Stepped = tuple[Optimizer, list[Tensor]]
+"""An optimizer and its parameters."""
+
+
 def measure(
     shapes: Shapes, *, optimizers: Sequence[str], rounds: int, interval: int
 ) -> dict[str, dict[str, float]]:
     """Time all optimizers on one list of shapes, interleaved."""
     generator = torch.Generator().manual_seed(0)
-    built: dict[str, tuple[Optimizer, list[Tensor]]] = {}
-    for key in optimizers:
-        named = [(n, nn.Parameter(torch.randn(s, generator=generator) * 0.02)) for n, s in shapes]
-        # In its first steps ours turns at every one: a schedule is followed to the letter.
-        every = [(0, interval)] if key.startswith("spectral") else interval
-        name, options = VARIANTS.get(key, (key, {}))
-        built[key] = (
-            build(name, named, 1e-3, interval=every, **options),
-            [p for _, p in named],
-        )
-    for optimizer, params in built.values():
-        for _ in range(2 * interval):  # the first steps set up state
-            _step(optimizer, params, generator)
-    times: dict[str, list[float]] = {key: [] for key in built}
     steps = 2 * interval  # every second turn mends bases
-    for _ in track(range(rounds), "Timing"):
-        for key, (optimizer, params) in built.items():
-            spent = [_step(optimizer, params, generator) for _ in range(steps)]
-            times[key].append(1e3 * sum(spent) / steps)
-    found = {}
-    for key, (optimizer, params) in built.items():
-        with FlopCounterMode(display=False) as counter:
-            for _ in range(steps):
-                _step(optimizer, params, generator)
-        count = sum(p.numel() for p in params)
-        found[key] = {
-            "ms": statistics.median(times[key]),
-            "gflop": counter.get_total_flops() / steps / 1e9,
-            "state": state_bytes(optimizer) / count,
-            "peak": max(_peak(optimizer, params, generator) for _ in range(steps)) / count,
-        }
-    return found
+    built = {key: _built(key, shapes, interval, generator) for key in optimizers}
+    for stepped in built.values():
+        _spent(stepped, steps, generator)  # the first steps set up state
+    times: dict[str, list[float]] = {key: [] for key in built}
+    for _ in range(rounds):
+        for key, stepped in built.items():
+            times[key].append(1e3 * _spent(stepped, steps, generator) / steps)
+    return {
+        key: {"ms": statistics.median(times[key]), **_counted(stepped, steps, generator)}
+        for key, stepped in built.items()
+    }
+
+
+def _built(key: str, shapes: Shapes, interval: int, generator: torch.Generator) -> Stepped:
+    named = [(n, nn.Parameter(torch.randn(s, generator=generator) * 0.02)) for n, s in shapes]
+    # In its first steps ours turns at every one: a schedule is followed to the letter.
+    every = [(0, interval)] if key.startswith("spectral") else interval
+    name, options = VARIANTS.get(key, (key, {}))
+    return build(name, named, 1e-3, interval=every, **options), [p for _, p in named]
+
+
+def _spent(stepped: Stepped, steps: int, generator: torch.Generator) -> float:
+    """Return the CPU seconds of some steps."""
+    return sum(_step(*stepped, generator) for _ in range(steps))
+
+
+def _counted(stepped: Stepped, steps: int, generator: torch.Generator) -> dict[str, float]:
+    """Return matrix work of a step, and bytes of state and peak for each parameter."""
+    optimizer, params = stepped
+    with FlopCounterMode(display=False) as counter:
+        _spent(stepped, steps, generator)
+    count = sum(p.numel() for p in params)
+    return {
+        "gflop": counter.get_total_flops() / steps / 1e9,
+        "state": state_bytes(optimizer) / count,
+        "peak": max(_peak(optimizer, params, generator) for _ in range(steps)) / count,
+    }
 
 
 def _give_gradients(params: list[Tensor], generator: torch.Generator) -> None:
@@ -364,20 +383,18 @@ def _step(optimizer: Optimizer, params: list[Tensor], generator: torch.Generator
 
 def state_bytes(optimizer: Optimizer) -> int:
     """Add up the tensors anywhere in an optimizer's state, each once."""
-    seen: dict[int, int] = {}
+    tensors = {tensor.data_ptr(): tensor for tensor in _tensors_in(dict(optimizer.state))}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
-    def visit(value: Any) -> None:
-        if isinstance(value, Tensor):
-            seen[value.data_ptr()] = value.numel() * value.element_size()
-        elif isinstance(value, dict):
-            for item in value.values():
-                visit(item)
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                visit(item)
 
-    visit(dict(optimizer.state))
-    return sum(seen.values())
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Give the tensors in nested dicts, lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    parts = value.values() if isinstance(value, dict) else value
+    if isinstance(value, (dict, list, tuple)):
+        for part in parts:
+            yield from _tensors_in(part)
 
 
 def state_of(shapes: Shapes, options: Mapping[str, Any]) -> float:

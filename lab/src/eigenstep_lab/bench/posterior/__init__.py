@@ -165,22 +165,33 @@ def scored(problem: Problem, predict: Predict, temperatures: Sequence[float]) ->
     """
     x, y = problem.valid
     draws = {temperature: predict(x, temperature) for temperature in temperatures}
-    losses = {t: valid_loss(problem, each) for t, each in draws.items()}
+    losses = {t: valid_loss(problem, drawn) for t, drawn in draws.items()}
     cold = min(losses, key=losses.__getitem__)
     if not math.isfinite(losses[cold]):
         return {"valid": math.inf, "failed": "predictions are not finite"}
-    found: dict[str, Any] = {"valid": losses[cold], "draws at": cold, "tests": {}}
-    if problem.variance is not None:
-        variance = scores.best_variance(draws[cold], y)
-        for test, (inputs, targets) in problem.tests.items():
-            found["tests"][test] = scores.value_scores(predict(inputs, cold), variance, targets)
-        return found
-    found["temperature"] = temperature = scores.best_temperature(draws[cold].mean(0), y)
+    chosen = {"valid": losses[cold], "draws at": cold}
+    if problem.variance is None:
+        temperature = scores.best_temperature(draws[cold].mean(0), y)
+        return {**chosen, **class_figures(problem, predict, cold, temperature)}
+    variance = scores.best_variance(draws[cold], y)
+    tests = {
+        test: scores.value_scores(predict(inputs, cold), variance, targets)
+        for test, (inputs, targets) in problem.tests.items()
+    }
+    return {**chosen, "tests": tests}
+
+
+def class_figures(
+    problem: Problem, predict: Predict, cold: float, temperature: float
+) -> dict[str, Any]:
+    """Return the scores of classes on all test sets, as they are and after temperature scaling."""
+    found: dict[str, Any] = {"tests": {}, "temperature": temperature}
     for test, (inputs, targets) in problem.tests.items():
         mean = predict(inputs, cold).mean(0)
         after = scores.class_scores(scores.scaled(mean, temperature), targets)
-        own = scores.class_scores(mean, targets)
-        found["tests"][test] = {**own, "scaled nll": after["nll"], "scaled ece": after["ece"]}
+        plain = scores.class_scores(mean, targets)
+        scaled = {"scaled nll": after["nll"], "scaled ece": after["ece"]}
+        found["tests"][test] = {**plain, **scaled}
         if test == "clean":
             found["reliability"] = scores.reliability(mean, targets)
             if problem.foreign is not None:

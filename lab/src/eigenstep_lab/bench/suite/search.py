@@ -105,16 +105,16 @@ class Study:
     def choose(self, task: str, row: Row) -> Generator[Cell, Any, Settings]:
         """Search the settings of a row on a task."""
         rival = RIVALS[row.optimizer]
-        searching = search(rival.lrs, [written(each) for each in rival.momenta], self.trials)
-        loss = None
-        while True:
-            try:
-                settings = searching.send(loss)
-            except StopIteration as stop:
-                chosen: Settings = stop.value
-                return chosen
-            steps = task_of(task).steps // 2
-            loss = outcome((yield self.cell(task, row, settings, TRIAL_SEED, steps))).loss
+        searching = Search(rival.lrs, [written(each) for each in rival.momenta], self.trials)
+        trials = searching.run()
+        steps = task_of(task).steps // 2
+        settings = next(trials)
+        try:
+            while True:
+                result = yield self.cell(task, row, settings, TRIAL_SEED, steps)
+                settings = trials.send(outcome(result).loss)
+        except StopIteration:
+            return searching.best
 
 
 def train(key: Mapping[str, Any]) -> dict[str, float | None]:
@@ -156,59 +156,69 @@ def written(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{key}={value!r}".replace(" ", "") for key, value in sorted(options.items()))
 
 
-def search(
-    lrs: Sequence[float], momenta: Sequence[tuple[str, ...]], trials: int = TRIALS
-) -> Generator[Settings, float | None, Settings]:
-    """Yield settings to try, take their held-out losses, and return the best of exactly `trials` of
-    them (or as many as the first grid has, if more).
+Trials = Generator[Settings, float, None]
+"""Yields settings to try, and takes their held-out losses."""
 
-    Args:
-        lrs: The first grid, ascending.
-        momenta: Momenta to choose from, the usual one first.
-        trials: How many settings may be tried.
+
+class Search:
+    """A search for settings in a given number of trials.
+
+    Attributes:
+        losses: Held-out losses of what was tried.
     """
-    losses: dict[Settings, float] = {}
 
-    def best() -> Settings:
-        return min(losses, key=losses.__getitem__)
+    def __init__(
+        self, lrs: Sequence[float], momenta: Sequence[tuple[str, ...]], trials: int = TRIALS
+    ) -> None:
+        """Plan a search.
 
-    def attempt(settings: Settings) -> Generator[Settings, float | None, None]:
-        if settings not in losses:
-            loss = yield settings
-            assert loss is not None
-            losses[settings] = loss
+        Args:
+            lrs: The first grid, ascending.
+            momenta: Momenta to choose from, the usual one first.
+            trials: How many settings are tried (or as many as the first grid has, if more).
+        """
+        self.losses: dict[Settings, float] = {}
+        self._lrs = lrs
+        self._momenta = momenta
+        self._trials = trials
 
-    for lr in lrs:
-        yield from attempt(Settings(lr, WEIGHT_DECAYS[0], momenta[0]))
-    others = len(WEIGHT_DECAYS) + len(momenta) - 2
-    while len(losses) < trials - others:
-        rates = sorted(settings.lr for settings in losses)
-        if best().lr not in (rates[0], rates[-1]):
-            break
-        lr = best().lr * (FACTOR if best().lr == rates[-1] else 1 / FACTOR)
-        yield from attempt(replace(best(), lr=_rounded(lr)))
-    for weight_decay in WEIGHT_DECAYS[1:]:
-        if len(losses) < trials:
-            yield from attempt(replace(best(), weight_decay=weight_decay))
-    for momentum in momenta[1:]:
-        if len(losses) < trials:
-            yield from attempt(replace(best(), momentum=momentum))
-    yield from _refine(losses, trials)
-    return best()
+    @property
+    def best(self) -> Settings:
+        """The settings with the least loss so far."""
+        return min(self.losses, key=self.losses.__getitem__)
 
+    def run(self) -> Trials:
+        """Try the grid, then the other coordinates one by one, then rates beside the best."""
+        yield from self._grid()
+        for decay in WEIGHT_DECAYS[1:]:
+            yield from self._attempt(replace(self.best, weight_decay=decay))
+        for momentum in self._momenta[1:]:
+            yield from self._attempt(replace(self.best, momentum=momentum))
+        step = FACTOR
+        while len(self.losses) < self._trials:
+            step **= 0.5
+            center = self.best
+            for lr in (center.lr * step, center.lr / step):
+                yield from self._attempt(replace(center, lr=_rounded(lr)))
 
-def _refine(losses: dict[Settings, float], trials: int) -> Generator[Settings, float | None, None]:
-    """Try ever closer learning rates beside the best one with what is left of the trials."""
-    step = FACTOR
-    while len(losses) < trials:
-        step **= 0.5
-        center = min(losses, key=losses.__getitem__)
-        for lr in (center.lr * step, center.lr / step):
-            settings = replace(center, lr=_rounded(lr))
-            if len(losses) < trials and settings not in losses:
-                loss = yield settings
-                assert loss is not None
-                losses[settings] = loss
+    def _grid(self) -> Trials:
+        """Try a grid of rates, which grows beyond its edge while the best is there."""
+        for lr in self._lrs:
+            yield from self._attempt(Settings(lr, WEIGHT_DECAYS[0], self._momenta[0]))
+        later = len(WEIGHT_DECAYS) + len(self._momenta) - 2
+        while len(self.losses) < self._trials - later:
+            rates = sorted(settings.lr for settings in self.losses)
+            best = self.best
+            if best.lr not in (rates[0], rates[-1]):
+                return
+            lr = best.lr * (FACTOR if best.lr == rates[-1] else 1 / FACTOR)
+            yield from self._attempt(replace(best, lr=_rounded(lr)))
+
+    def _attempt(self, settings: Settings) -> Trials:
+        """Try settings if they are new and there is a trial left, or the grid is not done."""
+        room = len(self.losses) < max(self._trials, len(self._lrs))
+        if room and settings not in self.losses:
+            self.losses[settings] = yield settings
 
 
 def _rounded(lr: float) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -103,20 +103,24 @@ def lengths(seen: Losses, target: float, start: int) -> Iterator[int]:
     """
     yield start
     if _mean(seen, start) <= target:
-        for length in range(start - STRIDE, SHORTEST - 1, -STRIDE):
-            yield length
-            if _mean(seen, length) > target:
-                return
+        shorter = range(start - STRIDE, SHORTEST - 1, -STRIDE)
+        yield from _until(shorter, seen, lambda loss: loss > target)
         return
     # Who is far behind tries the longest schedule next: if that is too short, all others are.
     if _mean(seen, start) > FAR * target:
         yield LONGEST
         if _mean(seen, LONGEST) > target:
             return
-    for length in range(start + STRIDE, LONGEST + 1, STRIDE):
+    longer = range(start + STRIDE, LONGEST + 1, STRIDE)
+    yield from _until(longer, seen, lambda loss: loss <= target)
+
+
+def _until(some: Iterable[int], seen: Losses, ends: Callable[[float], bool]) -> Iterator[int]:
+    """Give lengths that were not tried until the mean loss of one is the end."""
+    for length in some:
         if length not in seen:
             yield length
-        if _mean(seen, length) <= target:
+        if ends(_mean(seen, length)):
             return
 
 
