@@ -3,6 +3,6 @@ import it.
 
 `cli` has the table of commands. Beside it: `demo` and `doctor`; `train`, `data` and `models`
 (training real networks); `problems` (what is optimized), `rivals` and `baselines` (what eigenstep
-is compared with); `bench`, `cost` and `figures` (the studies), with `results` and `console`, which
-all of them use.
+is compared with); `bench`, `cost` and `figures` (the studies), with `study`, the runner of
+benchmarks, `behavior`, under which results are kept, `tasks`, `results` and `console`.
 """

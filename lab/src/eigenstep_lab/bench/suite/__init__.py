@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials", type=int, default=TRIALS, help="short runs of each (default: %(default)s)"
     )
     parser.add_argument(
-        "--code", help="show the runs of our optimizers of this version, and make none"
+        "--code", help="show the runs of our optimizers of this behavior, and make none"
     )
 
 
