@@ -47,10 +47,12 @@ class Asked:
         if self.x is None:
             return np.full(len(x), -1)
         rows = np.arange(len(x))
-        if not np.array_equal(x, self.x):
+        if x is not self.x and not np.array_equal(x, self.x):
             places = {point.tobytes(): row for row, point in enumerate(self.x)}
             rows = np.array([places.get(point.tobytes(), -1) for point in x])
-        return np.where(rows < self.drawn, rows, -1)
+        if self.drawn < len(self.x):
+            rows[rows >= self.drawn] = -1
+        return rows
 
 
 @dataclass
@@ -154,10 +156,11 @@ def save(thing: Any) -> Any:
 def restore(like: Any, state: Any, name: str = "state") -> Any:
     """Return what ``save`` was given: something of the kind of ``like``, with a checked state."""
     if is_dataclass(like):
-        own = entries(like)
-        if not isinstance(state, Mapping) or state.keys() != own.keys():
+        parts = entries(like)
+        if not isinstance(state, Mapping) or state.keys() != parts.keys():
             raise damaged(name)
-        return replace(like, **{key: restore(own[key], state[key], key) for key in own})  # type: ignore[type-var]
+        restored = {key: restore(part, state[key], key) for key, part in parts.items()}
+        return replace(like, **restored)  # type: ignore[type-var]
     if isinstance(like, np.random.Generator):
         rng = np.random.default_rng()
         rng.bit_generator.state = state

@@ -59,12 +59,10 @@ class Run:
         """
         if len(values) > 1:
             stretch = self._stretch
-            z = np.empty(u.shape)
-            known = rows >= 0
-            if self.z is not None:
-                z[known] = self.z[rows[known]]
-            if not known.all():
-                z[~known] = self._shortened(self.distribution.whiten(u[~known], stretch))
+            z = np.empty(u.shape) if self.z is None else self.z[rows]
+            others = rows < 0
+            if others.any():
+                z[others] = self._shortened(self.distribution.whiten(u[others], stretch))
             self.distribution = self.distribution.update(z, values, stretch)
         self.progress.add(values)
 
@@ -343,9 +341,10 @@ class Search:
                 f"{len(x)}"
             )
         self._count(told)
-        if in_order and self.noise is not None and self.asked.plan is not None:
-            told = self.noise.average(self.asked.plan, told)
-            x = to_numpy(self.asked.x)
+        if in_order and self.asked.x is not None:
+            x = self.asked.x
+            if self.noise is not None and self.asked.plan is not None:
+                told = self.noise.average(self.asked.plan, told)
         told = sanitize(told)
         self._keep_best(x, told)
         self._learn(x, told)
