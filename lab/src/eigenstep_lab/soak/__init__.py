@@ -6,9 +6,9 @@
 Each configuration is a function of --seed and its number alone. Most train parameters of random
 shapes with random options of Spectral on a random stream of gradients (missing, NaN, zero, sparse,
 with spikes, fading, taking turns, huge and tiny) twice: once undisturbed, once killed and restored
-from a file now and then. Others search without gradients, or damage files. What must hold: nothing
-is lost, both trainings end with the same bits, no NaN comes from finite gradients, files that are
-damaged are refused with a sentence, and no step or move is beyond its bound.
+from a file now and then. Others search without gradients. What must hold: nothing is lost, both
+trainings end with the same bits, no NaN comes from finite gradients, and no step or move is beyond
+its bound.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import numpy as np
 
 from ..console import LARGEST_SEED, UserError, between, print_table
 from ..processes import Call, call_all
-from .files import damage_files
 from .plans import draw
 from .searches import search
 from .training import train
@@ -35,7 +34,6 @@ Trial = Callable[[np.random.Generator], Mapping[str, int]]
 KINDS: Mapping[str, tuple[Trial, float]] = {
     "train": (train, 0.85),
     "search": (search, 0.1),
-    "files": (damage_files, 0.05),
 }
 """What is tried, and how often. A trial returns counts, or raises."""
 ROUND = 10
