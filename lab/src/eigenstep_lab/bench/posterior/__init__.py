@@ -67,28 +67,29 @@ def cells(args: argparse.Namespace, found: Mapping[Any, Any]) -> Plans:
         return {
             name: Cell({"time of": name}, partial(training_time, name)) for name in args.problems
         }
+    how = args.trials, args.seeds
     plans: dict[Any, Callable[[], Any]] = {}
     for problem in args.problems:
         mode = found.get((problem, "weights alone"))
         for method in args.methods:
             if method not in ON_TOP:
-                plans[problem, method] = partial(choose, problem, method, {}, args)
+                plans[problem, method] = partial(choose, problem, method, {}, *how)
             elif mode is not None:
-                plans[problem, method] = partial(choose, problem, method, mode["options"], args)
+                plans[problem, method] = partial(choose, problem, method, mode["options"], *how)
     return plans
 
 
 def choose(
-    problem: str, method: str, start: Options, args: argparse.Namespace
+    problem: str, method: str, start: Options, count: int, seeds: int
 ) -> Generator[Cell, Any, dict[str, Any]]:
     """Choose options by random trials, and make the runs that count."""
     losses = []
-    trials = [{**start, **options} for options in chosen(method, args.trials)]
+    trials = [{**start, **options} for options in chosen(method, count)]
     for options in trials:
         losses.append((yield cell(problem, method, options, TRIAL_SEED))["valid"])
     best = trials[losses.index(min(losses))]
     runs = []
-    for seed in range(args.seeds):
+    for seed in range(seeds):
         runs.append((yield cell(problem, method, best, seed)))
     return {"options": best, "runs": runs}
 
