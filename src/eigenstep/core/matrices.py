@@ -112,13 +112,14 @@ class SPD(ABC):
         Their shape is ``(*lead, *batch, *sizes)``. By default ``S`` is the inverse covariance, as
         in the paper; 1 makes it the covariance.
         """
-        return self.unrotate(self.noise(lead, generator) * self.spectrum.pow(power / 2))
-
-    def noise(self, lead: Sequence[int], generator: torch.Generator | None) -> Tensor:
-        """Draw standard normal events."""
         like = self.spectrum
         shape = (*lead, *like.shape)
-        return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
+        noise = torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
+        return self.color(noise, power / 2)
+
+    def color(self, noise: Tensor, power: float) -> Tensor:
+        """Return standard normal events times a root of ``S^(2 power)``."""
+        return self.unrotate(noise * self.spectrum.pow(power))
 
     def check_event(self, x: Tensor, name: str = "x") -> None:
         """Raise unless ``x`` is something this matrix can act on."""

@@ -99,15 +99,9 @@ class TangentView(SPD):
             )
         return super().dense(power)
 
-    def sample(
-        self,
-        lead: Sequence[int] = (),
-        *,
-        power: float = -1.0,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Draw zero-mean Gaussian events with covariance ``S^power``, differentiable in ``S``."""
-        return self.matmul(self.base.noise(lead, generator), power / 2)
+    def color(self, noise: Tensor, power: float) -> Tensor:
+        """Return ``S^power`` times standard normal events: the symmetric root has a derivative."""
+        return self.matmul(noise, power)
 
     def log_prob(self, x: Tensor, *, power: float = -1.0) -> Tensor:
         """Return the log density of events under the Gaussian that ``sample`` draws from."""
