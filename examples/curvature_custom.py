@@ -1,5 +1,4 @@
-"""Give the optimizer curvature of your own: here the exact Hessian of a linear regression, as
-columns.
+"""Give the optimizer curvature of your own: the Hessian of a linear regression.
 
 The loss ``mean |W x - y|^2 / 2`` has the Hessian ``I x C`` with the covariance ``C`` of the inputs,
 whatever ``W`` is. Its square root gives the vectors; with ``root=1`` steps go along ``S^-1``, which

@@ -1,6 +1,4 @@
-"""Learn the Gauss-Newton matrix ``J^T L J``: the Hessian, but for the curvature of the network
-itself.
-"""
+"""Learn the Gauss-Newton matrix ``J^T L J``: the Hessian without the network's curvature."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Learn the curvature from the gradient of every example (the empirical Fisher matrix), not from
-their mean's.
-"""
+"""Learn the curvature from the gradient of every example: the empirical Fisher matrix."""
 
 from __future__ import annotations
 

@@ -11,9 +11,7 @@ from torch.nn.functional import cross_entropy
 
 
 def sampled_fisher(model: nn.Module, inputs: Tensor, _: Tensor) -> dict[Tensor, Tensor]:
-    """Return one vector per example: what its gradient would be if the model had drawn
-    its label.
-    """
+    """Return one vector per example: its gradient if the model had drawn its label."""
     with torch.no_grad():
         drawn = Categorical(logits=model(inputs)).sample()
 

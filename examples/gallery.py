@@ -1,5 +1,4 @@
-"""Run every example and write docs/gallery.md, which shows what each is about, its code and what
-came out.
+"""Run every example and write docs/gallery.md: their subjects, code and output.
 
     python examples/gallery.py
 

@@ -1,6 +1,4 @@
-"""How fast does a cup of coffee cool? The posterior of two rates, from nothing but values of a
-model.
-"""
+"""How fast does a cup of coffee cool? The posterior of two rates, without gradients."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ NOISE = 0.5
 
 
 def temperature(w: Tensor) -> Tensor:
-    """Return the temperature over time: a room of 20 degrees plus ``w[0]`` tens, and a rate of
-    ``exp(w[1])``.
-    """
+    """Return the temperature over time, for ``w[0]`` tens of degrees and a rate ``exp(w[1])``."""
     return 20 + 10 * w[0] * torch.exp(-w[1].exp() * MINUTES)
 
 

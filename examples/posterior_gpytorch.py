@@ -1,5 +1,4 @@
-"""A variational Gaussian for GPyTorch that works with any optimizer: its covariance is an
-`SPDParameter`.
+"""A variational Gaussian for GPyTorch that works with any optimizer.
 
 Sparse Gaussian process regression: what is learned is a Gaussian over the function's values at 20
 inducing points. GPyTorch's natural parametrization takes natural gradient steps, but with plain
@@ -31,9 +30,7 @@ STEPS, INDUCING, NOISE = 300, 20, 0.05
 
 
 class SPDVariationalDistribution(gpytorch.variational._VariationalDistribution):
-    """A multivariate normal whose covariance is positive definite after any step of any
-    optimizer.
-    """
+    """A multivariate normal whose covariance stays positive definite."""
 
     def __init__(self, num_inducing_points: int) -> None:
         super().__init__(num_inducing_points)
@@ -48,9 +45,7 @@ class SPDVariationalDistribution(gpytorch.variational._VariationalDistribution):
 
 
 class SparseGP(gpytorch.models.ApproximateGP):
-    """A Gaussian process with a fixed kernel, which any optimizer of the Gaussian can be compared
-    on.
-    """
+    """A Gaussian process with a fixed kernel."""
 
     def __init__(self, distribution: nn.Module, inducing: Tensor) -> None:
         super().__init__(
@@ -84,9 +79,7 @@ def gap(
     distribution: Callable[[int], nn.Module],
     optimizer: Callable[[list[Any]], torch.optim.Optimizer],
 ) -> float:
-    """Train, and return by how many nats per example the bound falls short of the best; infinite if
-    it failed.
-    """
+    """Train, and return how many nats per example the bound falls short of the best."""
     torch.manual_seed(0)
     x = torch.linspace(0, 3, 200)
     y = torch.sin(4 * x) + NOISE**0.5 * torch.randn(200)

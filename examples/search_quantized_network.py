@@ -19,9 +19,7 @@ WEIGHTS = (PIXELS + 1) * HIDDEN + HIDDEN * CLASSES
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """Return handwritten digits 0 to 3, 4 x 4 pixels between -1 and 1, with a constant input, and
-    their labels.
-    """
+    """Return digits 0 to 3, 4 x 4 pixels and a constant input, and their labels."""
     pictures, labels = (
         torch.tensor(array) for array in load_digits(n_class=CLASSES, return_X_y=True)
     )
@@ -32,9 +30,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def logits(weights: Tensor, inputs: Tensor) -> Tensor:
-    """Return what networks say, shape (networks, examples, classes), for weights of shape
-    (networks, WEIGHTS).
-    """
+    """Return logits, shape (networks, examples, classes), for a row of weights each."""
     first = weights[:, : (PIXELS + 1) * HIDDEN].reshape(-1, PIXELS + 1, HIDDEN)
     second = weights[:, (PIXELS + 1) * HIDDEN :].reshape(-1, HIDDEN, CLASSES)
     switched = (inputs @ first > 0).float()  # on or off

@@ -1,5 +1,4 @@
-"""Estimate a covariance, also when some of the data are wrong: maximum likelihood over
-positive-definite matrices.
+"""Estimate a covariance, also when some of the data are wrong.
 
 The chemical analyses of 178 wines, of which one in ten is replaced by nonsense. The covariance of a
 Gaussian is ruined by that; the scatter matrix of Student's t distribution, fitted together with its
@@ -68,9 +67,7 @@ def fit_student(data: Tensor, freedom: float = 2.0) -> SPDResult:
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """Return how far two matrices are apart in the affine-invariant metric, apart from
-    their scale.
-    """
+    """Return the affine-invariant distance of two matrices, apart from their scale."""
     logs = torch.linalg.eigvals(torch.linalg.solve(one, other)).real.log()
     return (logs - logs.mean()).norm().item()
 

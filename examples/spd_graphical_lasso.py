@@ -1,5 +1,4 @@
-"""Learn a sparse inverse covariance: the graphical lasso with a smooth penalty, against
-scikit-learn's.
+"""Learn a sparse inverse covariance: the graphical lasso with a smooth penalty.
 
 The precision matrix `P` minimizes `tr(P C) - log det P + α Σ |P_ij|` over the entries off the
 diagonal. The corner of the absolute value is rounded, `√(p² + ε²)`, and ε lowered step by step,

@@ -25,9 +25,7 @@ Learner = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss(S: TangentView, x: Tensor, labels: Tensor, strength: float = 0.02) -> Tensor:
-    """Return how unlikely it is to pick a neighbor of the same kind, and how far `S` is from the
-    identity.
-    """
+    """Return how unlikely a neighbor of the same kind is, and how far `S` is from I."""
     inner = x @ S.matmul(x).T
     norms = inner.diagonal()
     distances = norms[:, None] + norms - 2 * inner

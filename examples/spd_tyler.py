@@ -1,5 +1,4 @@
-"""Tyler's estimator: the shape of a distribution with any tails, as a minimum over
-positive-definite matrices.
+"""Tyler's estimator: the shape of a distribution with any tails.
 
 `d/n Σ log xᵢᵀ S⁻¹ xᵢ + log det S` does not change when an xᵢ is stretched, so heavy tails do not
 matter. Its usual solution is a fixed-point iteration made for this one function; `minimize_spd` and
@@ -24,9 +23,7 @@ from eigenstep.manifold import TangentView, minimize_spd
 
 
 def tumors() -> Tensor:
-    """Return the measurements, 569 × 30, each column with median 0 and a median distance of 1 from
-    it.
-    """
+    """Return the measurements, 569 × 30, with medians 0 and median distances 1."""
     data = torch.tensor(load_breast_cancer().data)
     data = data - data.median(0).values
     return data / data.abs().median(0).values
@@ -47,9 +44,7 @@ def fit(data: Tensor) -> tuple[Tensor, int]:
 
 
 def fixed_point(data: Tensor, tolerance: float = 1e-7) -> tuple[Tensor, int]:
-    """Iterate `S ← d/n Σ xᵢ xᵢᵀ / xᵢᵀ S⁻¹ xᵢ`; return the matrix and how many
-    iterations it took.
-    """
+    """Iterate `S ← d/n Σ xᵢ xᵢᵀ / xᵢᵀ S⁻¹ xᵢ`; return the matrix and the iterations."""
     count, size = data.shape
     S, change, iterations = torch.eye(size, dtype=data.dtype), torch.inf, 0
     while change > tolerance and iterations < 10_000:
@@ -61,9 +56,7 @@ def fixed_point(data: Tensor, tolerance: float = 1e-7) -> tuple[Tensor, int]:
 
 
 def conjugate_gradient(data: Tensor) -> tuple[Tensor, int]:
-    """Minimize with pymanopt and a gradient by hand; return the matrix and how many gradients it
-    took.
-    """
+    """Minimize with pymanopt and a gradient by hand; return the matrix and gradients."""
     x, gradients = data.numpy(), 0
     count, size = x.shape
     manifold = SymmetricPositiveDefinite(size)

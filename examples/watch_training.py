@@ -1,5 +1,4 @@
-"""Watch what the optimizer learns: what each layer costs, how fast its bases turn, and its spectra
-in the end.
+"""Watch what the optimizer learns: prices of layers, turning bases and their spectra.
 
 `Spectral.summary()` tells structure, memory and work of every parameter. `Spectral.metrics()` has
 numbers for loggers, and `Spectral.spectra()` the eigenvalues that were learned.

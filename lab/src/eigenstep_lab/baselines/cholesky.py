@@ -30,6 +30,8 @@ from eigenstep.core.checks import check_number, check_symmetric
 from eigenstep.core.curvature import OuterProducts
 from eigenstep.core.matrices import contract
 
+from .van_loan import plain_vectors
+
 
 @dataclass(frozen=True)
 class Cholesky:
@@ -94,16 +96,8 @@ def update(
     """
     check_number(lr, "lr", 0.0)
     check_number(decay, "decay", 0.0, 1.0)
-    if (
-        curvature.weights is not None
-        or not isinstance(curvature.shift, (int, float))
-        or curvature.shift != 0
-    ):
-        raise ValueError(
-            "curvature must be outer products without weights and shift for the Cholesky scheme"
-        )
     count, sides = len(S.factors), [factor.shape[-1] for factor in S.factors]
-    whitened = curvature.vectors
+    whitened = plain_vectors(curvature)
     for axis, factor in enumerate(S.factors, start=-count):
         whitened = contract(whitened, factor, axis, count)
     moved = []

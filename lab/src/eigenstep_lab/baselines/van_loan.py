@@ -44,16 +44,17 @@ def dense_curvature(curvature: OuterProducts, axes: int = 1) -> Tensor:
         curvature: outer products without weights and shift.
         axes: number of axes of one vector, which are flattened in row-major order.
     """
-    if (
-        curvature.weights is not None
-        or not isinstance(curvature.shift, (int, float))
-        or curvature.shift != 0
-    ):
-        raise ValueError(
-            "curvature must be outer products without weights and shift to be formed as a matrix"
-        )
-    flat = curvature.vectors.flatten(-axes)
+    flat = plain_vectors(curvature).flatten(-axes)
     return torch.einsum("k...i,k...j->...ij", flat, flat)
+
+
+def plain_vectors(curvature: OuterProducts) -> Tensor:
+    """Return the vectors of outer products without weights and shift."""
+    shift = curvature.shift
+    plain = curvature.weights is None and isinstance(shift, (int, float)) and shift == 0
+    if not plain:
+        raise ValueError("curvature must be outer products without weights and shift")
+    return curvature.vectors
 
 
 def nearest_kronecker(
