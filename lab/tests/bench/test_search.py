@@ -16,7 +16,7 @@ import pytest
 from eigenstep_lab import cli
 from eigenstep_lab.bench import search, search_bbob, search_large, search_mixed, search_verdicts
 from eigenstep_lab.bench.search_mixed import SAMPLERS
-from eigenstep_lab.bench.search_peers import PEERS, TOLX, Counted, Over
+from eigenstep_lab.bench.search_peers import PEERS, Counted, Over, Run
 from search.problems import sphere
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results" / "search.json"
@@ -41,10 +41,10 @@ def test_every_search_stays_within_the_budget_and_stops_at_the_last_target(
     if not peer.startswith("eigenstep"):
         pytest.importorskip({"pycma": "cma", "surrogate": "cma"}.get(peer, peer))
     counted = Counted(lambda x: float(sphere(x)), [1.0, 1e-3], 2000)
-    PEERS[peer](counted, lambda rng: rng.uniform(-1, 1, 3), 0.5, 2000, restarts, 1, TOLX)
+    PEERS[peer](counted, Run(lambda rng: rng.uniform(-1, 1, 3), 0.5, 2000, restarts, 1))
     assert counted.hits[0] <= counted.hits[1] == counted.evaluations < 500
     short = Counted(lambda x: float(sphere(x)), [1e-300], 50)
-    PEERS[peer](short, lambda rng: rng.uniform(-1, 1, 3), 0.5, 50, restarts, 1, TOLX)
+    PEERS[peer](short, Run(lambda rng: rng.uniform(-1, 1, 3), 0.5, 50, restarts, 1))
     assert short.evaluations <= 50
 
 

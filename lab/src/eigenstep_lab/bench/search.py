@@ -58,7 +58,7 @@ from .search_noise import FUNCTIONS as NOISY
 from .search_noise import NOISE, solve_noisy
 from .search_noise import SEARCHES as NOISY_SEARCHES
 from .search_overhead import measure_overhead
-from .search_peers import PEERS, TOLX, Counted
+from .search_peers import PEERS, TOLX, Counted, Run
 from .search_verdicts import EASY, TARGET, draw, tables, verdicts
 
 RESULTS = Path("runs/bench/search.jsonl")
@@ -166,7 +166,7 @@ def solve(
     direction = np.random.default_rng(seed).standard_normal(d)
     start = function.coordinate + 3 * direction / np.linalg.norm(direction)
     counted = Counted(lambda x: float(function(torch.from_numpy(x))), [TARGET], budget)
-    PEERS[peer](counted, lambda _: start, 1.0, budget, restarts, seed, tolx)
+    PEERS[peer](counted, Run(lambda _: start, 1.0, budget, restarts, seed, tolx))
     return reached(counted.hits[0])
 
 

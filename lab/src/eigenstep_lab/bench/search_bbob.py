@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..console import UserError, require_peer
-from .search_peers import PEERS, TOLX, Array, Counted
+from .search_peers import PEERS, Array, Counted, Run
 
 BUDGET = 1000
 """Evaluations per dimension."""
@@ -49,7 +49,7 @@ def run_instance(peer: str, function: int, d: int, instance: int) -> list[float]
     budget = SHORT.get(peer, BUDGET) * d
     counted = Counted(problem, [least + target for target in TARGETS], budget)
     seed = 100 * function + instance
-    PEERS[peer](counted, lambda rng: rng.uniform(-4, 4, d), 2.0, budget, "ipop", seed, TOLX)
+    PEERS[peer](counted, Run(lambda rng: rng.uniform(-4, 4, d), 2.0, budget, "ipop", seed))
     problem.free()
     return counted.hits
 

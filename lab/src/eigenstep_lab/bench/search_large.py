@@ -9,11 +9,9 @@ Budgets are small, because a run to the minimum takes peers tens of millions of 
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import sys
 import types
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -23,7 +21,7 @@ import numpy as np
 from eigenstep.search import Search
 
 from ..console import UserError, require_peer
-from .search_peers import Array, Counted, Over
+from .search_peers import Array, Counted, until_over
 
 BUDGETS = {1000: 60, 10_000: 4}
 """Evaluations per dimension."""
@@ -204,7 +202,6 @@ def _solve(
     function, start = problem
     first = function(start)
     counted = Counted(function, [part * first for part in PARTS], budget)
-    with contextlib.suppress(Over), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with until_over():
         search(counted, start, budget, seed)
     return counted.hits

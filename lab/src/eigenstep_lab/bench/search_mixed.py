@@ -10,10 +10,8 @@ evaluations, and are compared at parts of the value in the middle of the space.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,7 +21,7 @@ from numpy.typing import NDArray
 from eigenstep.search import Search
 
 from ..console import require_peer
-from .search_peers import Array, Counted, Over
+from .search_peers import Array, Counted, until_over
 
 SIZE, VALUES = 5, 5
 TARGET = 1e-6
@@ -146,8 +144,7 @@ SEARCHES: Mapping[str, Callable[[Problem, int], None]] = {
 def solve_mixed(search: str, name: str, seed: int) -> float:
     """Return the evaluations until the target; infinite if it was not reached."""
     problem = Problem(name, seed)
-    with contextlib.suppress(Over), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with until_over():
         SEARCHES[search](problem, seed)
     return problem.counted.hits[0]
 
@@ -182,7 +179,6 @@ def solve_trials(sampler: str, name: str, seed: int) -> list[float]:
         c = [trial.suggest_categorical(f"c{k}", list(range(VALUES))) for k in range(SIZE)]
         return problem.counted(np.array([*x, *z, *c], dtype=float))
 
-    with contextlib.suppress(Over), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with until_over():
         optuna.create_study(sampler=samplers(seed)[sampler]).optimize(objective, n_trials=TRIALS)
     return problem.counted.hits

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -65,25 +66,51 @@ TOLX = 1e-11
 """Where the distribution is narrower than this, a run is over: the default of eigenstep and of
 pycma.
 """
-Peer = Callable[[Counted, Starts, float, int, str | None, int, float], None]
-"""``peer(function, starts, sigma0, budget, restarts, seed, tolx)`` searches until one of both gives
-up.
-"""
 
 
-def eigenstep(
-    function: Counted,
-    starts: Starts,
-    sigma0: float,
-    budget: int,
-    restarts: str | None,
-    seed: int,
-    tolx: float,
-    method: str = "spectral",
-) -> None:
+@dataclass(frozen=True)
+class Run:
+    """How to search.
+
+    Attributes:
+        starts: Returns where to start, again with each restart.
+        sigma0: How far from there to look at first.
+        budget: Evaluations allowed.
+        restarts: What to do at a local minimum: stop, "ipop" or "bipop".
+        seed: Of all random numbers.
+        tolx: Where steps are so small, a run is over.
+    """
+
+    starts: Starts
+    sigma0: float
+    budget: int
+    restarts: str | None
+    seed: int
+    tolx: float = TOLX
+
+
+Peer = Callable[[Counted, Run], None]
+"""Searches until one of both gives up."""
+
+
+@contextlib.contextmanager
+def until_over() -> Iterator[None]:
+    """End a search where its budget does, without warnings."""
+    with contextlib.suppress(Over), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def eigenstep(function: Counted, run: Run, method: str = "spectral") -> None:
     """Run a method of eigenstep: by default the one that sees only the order of values."""
     search = Search(
-        starts, sigma0, method=method, seed=seed, restarts=restarts, max_evals=budget, tolx=tolx
+        run.starts,
+        run.sigma0,
+        method=method,
+        seed=run.seed,
+        restarts=run.restarts,
+        max_evals=run.budget,
+        tolx=run.tolx,
     )
     with contextlib.suppress(Over):
         while not search.stop():
@@ -91,88 +118,55 @@ def eigenstep(
             search.tell(points, [function(point) for point in points])
 
 
-def pycma(
-    function: Counted,
-    starts: Starts,
-    sigma0: float,
-    budget: int,
-    restarts: str | None,
-    seed: int,
-    tolx: float,
-) -> None:
+def pycma(function: Counted, run: Run) -> None:
     """Run ``cma.fmin2`` with its own restarts."""
     cma = require_peer("cma")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(run.seed)
     options = {
         "verbose": -9,
-        "seed": seed + 1,
-        "maxfevals": budget,
+        "seed": run.seed + 1,
+        "maxfevals": run.budget,
         "ftarget": -math.inf,
-        "tolx": tolx,
+        "tolx": run.tolx,
     }
-    with contextlib.suppress(Over), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cma.fmin2(
-            function,
-            lambda: starts(rng),
-            sigma0,
-            options,
-            restarts=9 if restarts else 0,
-            bipop=restarts == "bipop",
-        )
+    restarts = {"restarts": 9 if run.restarts else 0, "bipop": run.restarts == "bipop"}
+    with until_over():
+        cma.fmin2(function, lambda: run.starts(rng), run.sigma0, options, **restarts)
 
 
-def cmaes(
-    function: Counted,
-    starts: Starts,
-    sigma0: float,
-    budget: int,
-    restarts: str | None,
-    seed: int,
-    tolx: float,
-) -> None:
+def cmaes(function: Counted, run: Run) -> None:
     """Run ``cmaes.CMA``, restarted as its documentation does: with twice the population whenever it
     wants to stop.
 
     When it stops cannot be changed, so ``tolx`` means nothing to it.
     """
     module = require_peer("cmaes")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(run.seed)
     population = None
-    with contextlib.suppress(Over), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with until_over():
         while True:
-            strategy = module.CMA(
-                starts(rng), sigma0, seed=int(rng.integers(2**31)), population_size=population
-            )
+            start = run.starts(rng)
+            seed = int(rng.integers(2**31))
+            strategy = module.CMA(start, run.sigma0, seed=seed, population_size=population)
             while not strategy.should_stop():
                 points = [strategy.ask() for _ in range(strategy.population_size)]
                 strategy.tell([(point, function(point)) for point in points])
-            if restarts is None:
+            if run.restarts is None:
                 return
             population = 2 * strategy.population_size
 
 
-def surrogate(
-    function: Counted,
-    starts: Starts,
-    sigma0: float,
-    budget: int,
-    restarts: str | None,
-    seed: int,
-    tolx: float,
-) -> None:
+def surrogate(function: Counted, run: Run) -> None:
     """Run ``cma.fmin_lq_surr2``, CMA-ES with a quadratic model, again and again: it has no restarts
     of its own.
     """
     cma = require_peer("cma")
-    rng = np.random.default_rng(seed)
-    options = {"verbose": -9, "seed": seed + 1, "maxfevals": budget, "tolx": tolx}
-    with contextlib.suppress(Over), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    rng = np.random.default_rng(run.seed)
+    options = {"verbose": -9, "seed": run.seed + 1, "maxfevals": run.budget, "tolx": run.tolx}
+    with until_over():
         while True:
-            cma.fmin_lq_surr2(function, starts(rng), sigma0, options)
-            if restarts is None:
+            cma.fmin_lq_surr2(function, run.starts(rng), run.sigma0, options)
+            if run.restarts is None:
                 return
 
 

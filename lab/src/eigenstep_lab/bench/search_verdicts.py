@@ -71,15 +71,17 @@ def geometric_mean(ratios: Sequence[float]) -> float:
     return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
 
 
+def ratio_verdict(claim: str, ours: str, what: str, ratios: Sequence[float]) -> Verdict:
+    """Judge the geometric mean of ratios of medians, over functions."""
+    quantity = f"{len(ratios)} {what}"
+    return Verdict(claim, ours, quantity, geometric_mean(ratios), 1.0)
+
+
 def mixed_verdicts(figures: Mapping[str, Any]) -> Iterator[Verdict]:
     """Judge functions of numbers, integers and categories."""
     ratios = [median(hits["eigenstep"]) / median(hits["CatCMAwM"]) for hits in figures.values()]
-    quantity = (
-        f"{len(ratios)} functions: geometric mean of median evaluations, divided by those "
-        "of CatCMAwM"
-    )
-    claim = "Categories cost fewer evaluations."
-    yield Verdict(claim, "mixed", quantity, geometric_mean(ratios), 1.0)
+    what = "functions: geometric mean of median evaluations, divided by those of CatCMAwM"
+    yield ratio_verdict("Categories cost fewer evaluations.", "mixed", what, ratios)
 
 
 def optuna_verdicts(figures: Mapping[str, Any]) -> Iterator[Verdict]:
@@ -87,12 +89,8 @@ def optuna_verdicts(figures: Mapping[str, Any]) -> Iterator[Verdict]:
     ours, *rivals = SAMPLERS
     for rival in rivals:
         ratios = [relative(hits, ours, rival, TRIALS) for hits in figures.values()]
-        quantity = (
-            f"{len(ratios)} functions, {TRIALS} trials: geometric mean of trials, divided by "
-            f"{rival}'s"
-        )
-        claim = "In Optuna it needs fewer trials."
-        yield Verdict(claim, ours, quantity, geometric_mean(ratios), 1.0)
+        what = f"functions, {TRIALS} trials: geometric mean of trials, divided by {rival}'s"
+        yield ratio_verdict("In Optuna it needs fewer trials.", ours, what, ratios)
 
 
 def noise_verdicts(figures: Mapping[str, Any]) -> Iterator[Verdict]:
@@ -101,12 +99,8 @@ def noise_verdicts(figures: Mapping[str, Any]) -> Iterator[Verdict]:
         statistics.median(ends["cautious"]) / statistics.median(ends["LRA-CMA"])
         for ends in figures.values()
     ]
-    quantity = (
-        f"{len(ratios)} noisy functions: geometric mean of median values in the end, "
-        "divided by LRA-CMA's"
-    )
-    claim = "It learns from noisy values."
-    yield Verdict(claim, "cautious", quantity, geometric_mean(ratios), 1.0)
+    what = "noisy functions: geometric mean of median values in the end, divided by LRA-CMA's"
+    yield ratio_verdict("It learns from noisy values.", "cautious", what, ratios)
 
 
 def overhead_verdicts(figures: Mapping[str, Any]) -> Iterator[Verdict]:
