@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eigenstep.core.curvature import Dense, OuterProducts, project
-from eigenstep.core.matrices import Diagonal, Full
+from eigenstep.core.matrices import Full
 from eigenstep.core.step import (
     Rotation,
     Turning,
@@ -29,7 +29,6 @@ from eigenstep_lab.orthogonality import inverse_cayley
 
 from .cases import (
     defect,
-    random_diagonal,
     random_full,
     random_kronecker,
     random_skew,
@@ -183,14 +182,3 @@ class TestLastClaimCayleyMap:
         back = inverse_cayley(Q)
         assert_close(back, N, rtol=1e-7, atol=1e-9 * size)
         assert torch.pdist(Q.flatten(1)).min() > 0
-
-
-def test_diagonal_structure_never_rotates() -> None:
-    """Section 3.2: with a diagonal basis the skew part vanishes, so only ``d`` learns, from the
-    diagonal of ``H``.
-    """
-    S = random_diagonal(5)
-    H = random_symmetric(5)
-    new = update(S, Dense(H), lr=0.1)
-    assert isinstance(new, Diagonal)
-    assert_close(new.eigs, S.eigs * (0.1 * (H.diag() - S.eigs) / S.eigs).exp())

@@ -15,7 +15,6 @@ from .cases import (
     dense_curvature,
     indices,
     random_kronecker,
-    random_symmetric,
 )
 
 
@@ -90,18 +89,6 @@ class TestAgainstThePapersFormulas:
         W_C, W_K = project(S, OuterProducts(G[None]))
         assert_close(W_C, C.basis.T @ G @ K.dense(-1) @ G.T @ C.basis / (S.scale * m))
         assert_close(W_K, K.basis.T @ G.T @ C.dense(-1) @ G @ K.basis / (S.scale * n))
-
-    def test_kronecker_with_dense_curvature_of_three_factors(self) -> None:
-        """Contract the other factors with their inverses: ``Q_l = Tr_others(S_others^-1 H)``."""
-        S = random_kronecker([2, 3, 4])
-        H = random_symmetric(24)
-        inverses = [factor.dense(-1) for factor in S.factors]
-        tensor = H.reshape(2, 3, 4, 2, 3, 4)
-        Q = torch.einsum("abcdef,ad,cf->be", tensor, inverses[0], inverses[2])
-        middle = S.factors[1]
-        assert isinstance(middle, Full)
-        want = middle.basis.T @ Q @ middle.basis / (S.scale * 8)
-        assert_close(project(S, Dense(H))[1], want)
 
 
 class TestSemidefiniteness:

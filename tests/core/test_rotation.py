@@ -80,16 +80,6 @@ class TestMoorePenrose:
 
 
 class TestBounded:
-    def test_ties_turn_all_the_same(self) -> None:
-        """With equal diagonal entries the sign goes by position, and two axes turn as far as they
-        ever do.
-        """
-        A = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
-        for is_pairwise, want in ((False, 0.5), (True, 0.5)):
-            N = bounded(torch.ones(2), A, pairwise=is_pairwise)
-            assert_close(N.abs(), torch.tensor([[0.0, want], [want, 0.0]]))
-            assert N.equal(-N.T)
-
     def test_pairwise_is_half_the_tangent_of_jacobis_angle(self) -> None:
         """Jacobi's angle diagonalizes a pair of axes; ``Cayley(N)`` turns by it up to
         third order.

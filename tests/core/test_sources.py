@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from eigenstep.core import sources
 from eigenstep.core.curvature import OuterProducts
-from eigenstep.core.matrices import SPD, Kronecker
+from eigenstep.core.matrices import SPD
 from eigenstep.core.update import update
 
 from .cases import (
@@ -221,26 +221,3 @@ class TestGradientOfAnSpdProblem:
         if kind == "full":
             want = 2 * (S.dense() @ gradient @ S.dense() @ gradient).trace()
             assert_close(drops[1], want, rtol=1e-3, atol=0)
-
-
-def test_a_users_own_kronecker_layer_learns_from_every_source() -> None:
-    """All sources end in the same two kinds of data, so that one update takes them all."""
-    S = Kronecker.identity([3, 4])
-    x = torch.randn(6, 4)
-    parameters = torch.randn(3, 4)
-    labels = torch.randint(3, (6,))
-    loss = torch.nn.functional.cross_entropy
-    deviations = S.sample((6,))
-    for curvature in (
-        sources.gradient_outer_product(parameters),
-        sources.per_example_gradients(torch.randn(5, 3, 4)),
-        sources.hessian(lambda p: p.square().sum() ** 2, parameters),
-        sources.gauss_newton(network, loss, parameters, x, labels),
-        sources.sampled_fisher(network, lambda f: Categorical(logits=f), parameters, x),
-        sources.reinforce(S, deviations, torch.randn(6)),
-        sources.reparametrization(S, deviations, torch.randn(6, 3, 4)),
-        sources.spd_gradient(S, random_symmetric(12)),
-    ):
-        new = update(S, curvature, lr=0.01)
-        assert new.sizes == (3, 4)
-        assert torch.isfinite(new.spectrum).all()

@@ -103,6 +103,11 @@ def density(w: Tensor) -> Tensor:
             TypeError,
             r"lr\(0\) must be",
         ),
+        (
+            lambda: fit_gaussian(density, torch.zeros(2), curvature=lambda w: torch.eye(2)),
+            TypeError,
+            "must return Dense or OuterProducts",
+        ),
         (lambda: elbo(density, torch.zeros(2)), TypeError, "q must be a Gaussian"),
         (
             lambda: elbo(3, Gaussian.start(torch.zeros(2))),

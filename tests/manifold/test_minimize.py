@@ -186,16 +186,6 @@ def test_unbounded_objective_ends_with_a_message() -> None:
     assert torch.isfinite(result.S.spectrum).all()
 
 
-def test_infinite_barrier_is_never_crossed() -> None:
-    def fun(S: Tensor) -> Tensor:
-        room = 2 - torch.linalg.eigvalsh(S).max()
-        return S.trace().neg() - 0.01 * room.log()  # NaN beyond the barrier
-
-    result = minimize_spd(fun, torch.eye(4), max_iter=200)
-    assert torch.linalg.eigvalsh(result.S.dense()).max() < 2
-    assert result.fun < -7.5
-
-
 def test_fixed_steps_that_diverge_say_so() -> None:
     fun, _ = log_det(1e3 * random_spd(4))
     result = minimize_spd(lambda S: fun(S).exp(), 1e-3 * torch.eye(4), lr=500.0, max_step=50.0)
@@ -237,7 +227,6 @@ def test_infeasible_starts(start: Tensor, error: type[Exception], message: str) 
         ({"lr": 0.1, "momentum": 2.0}, ValueError, "momentum must be"),
         ({"max_step": 0.0}, ValueError, "max_step"),
         ({"callback": 1}, TypeError, "callback"),
-        ({"x0": 3}, TypeError, "x0 must be a tensor or a sequence of tensors, got int"),
         ({"x0": [1.0]}, TypeError, r"x0\[0\] must be a real floating-point tensor, got float"),
         (
             {"retraction": lambda S, X: (Full.identity(3), X)},
