@@ -1,6 +1,4 @@
-"""Archives of datasets that are fetched: only those that we know, to the last byte, and nothing in
-them is run.
-"""
+"""Archives of datasets that are fetched: only those that we know, and nothing in them is run."""
 
 import io
 import os
@@ -56,9 +54,7 @@ def test_fetch_unpacks_what_is_wanted_and_replaces_what_was_there(tmp_path, root
 
 
 def fetch_archive(archive, members="package/*", sha256=None):
-    """Download an archive of our own into a folder that should hold what was there before if that
-    fails.
-    """
+    """Download an archive; if that fails, the folder must hold what was there before."""
     folder = archive.parent / "target" / "kept"
     folder.mkdir(parents=True)
     (folder / "old").touch()
@@ -80,10 +76,8 @@ def test_an_archive_with_paths_outside_of_its_folder_is_refused(tmp_path, name):
         fetch_archive(tmp_path / "evil.tgz")
 
 
-@pytest.mark.parametrize(
-    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
-)
-@pytest.mark.parametrize("target", ["/etc/hostname", "nowhere", "package/link"])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE])
+@pytest.mark.parametrize("target", ["/etc/hostname", "package/link"])
 def test_links_in_an_archive_are_refused(tmp_path, kind, target):
     with tarfile.open(tmp_path / "evil.tgz", "w:gz") as archive:
         entry = tarfile.TarInfo("package/link")
@@ -101,10 +95,8 @@ def test_a_file_comes_once(tmp_path):
 
 def test_an_archive_must_have_its_checksum(tmp_path):
     make_archive(tmp_path / "changed.tgz", ["package/good.png"])
-    with pytest.raises(
-        ValueError,
-        match=r"changed.tgz is not what was expected: its SHA-256 checksum is .*Try again",
-    ):
+    message = r"changed.tgz is not what was expected: its SHA-256 checksum is .*Try again"
+    with pytest.raises(ValueError, match=message):
         fetch_archive(tmp_path / "changed.tgz", sha256="0" * 64)
 
 
@@ -192,25 +184,21 @@ def test_a_source_distribution_is_saved_and_not_built(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    ("code", "message"),
     [
-        (("no-such-program", "pack"), "needs the program 'no-such-program'"),
-        (
-            (sys.executable, "-c", "raise SystemExit('no network')"),
-            "failed with status 1:\nno network",
-        ),
-        ((sys.executable, "-c", "pass"), "left 0 files"),
-        ((sys.executable, "-c", "open('a.tgz', 'w').write('junk')"), "is not what was expected"),
-        (
-            (sys.executable, "-c", "import os; os.symlink('/etc/hostname', 'a.tgz')"),
-            "should leave one archive",
-        ),
+        ("raise SystemExit('no network')", "failed with status 1:\nno network"),
+        ("pass", "left 0 files"),
+        ("open('a.tgz', 'w').write('junk')", "is not what was expected"),
+        ("import os; os.symlink('/etc/hostname', 'a.tgz')", "should leave one archive"),
     ],
 )
-def test_a_download_that_fails_keeps_what_was_there(tmp_path, command, message):
-    folder = tmp_path / "kept"
-    folder.mkdir()
-    (folder / "old").touch()
+def test_a_download_that_fails_keeps_what_was_there(tmp_path, code, message):
+    (tmp_path / "old").touch()
     with pytest.raises(ValueError, match=message):
-        download(command, "0" * 64, "*", folder)
-    assert os.listdir(folder) == ["old"]
+        download((sys.executable, "-c", code), "0" * 64, "*", tmp_path)
+    assert os.listdir(tmp_path) == ["old"]
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match="needs the program 'no-such-program'"):
+        download(("no-such-program", "pack"), "0" * 64, "*", tmp_path / "data")

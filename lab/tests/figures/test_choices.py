@@ -166,51 +166,61 @@ def test_without_its_pictures_a_hiera_stays_a_hiera(monkeypatch):
     assert training.load_task("fashion-mnist", torch.device("cpu")).name == "digits"
 
 
-def test_interrupted_training_goes_on_with_the_runs_that_are_missing(tmp_path, monkeypatch):
+SCHEMES = {
+    "ours": training.Scheme("spectral", {}),
+    "theirs": training.Scheme("adamw", {"eps": 1e-3}),
+}
+
+
+@pytest.fixture
+def trainings(tmp_path, monkeypatch):
+    """Train some schemes, keeping runs in `path`; `calls` lists what was trained."""
     task = training.load_task("digits", torch.device("cpu"))
-    schemes = {
-        "ours": training.Scheme("spectral", {}),
-        "b": training.Scheme("adamw", {"eps": 1e-3}),
-    }
-    monkeypatch.setattr(training, "TEST_BATCHES", 1)
-    train, calls, path = training._train, [], tmp_path / "trainings" / "some.jsonl"
+    train = training._train
 
     def counted(*args):
-        calls.append(args[1].optimizer)
+        run.calls.append(args[1].optimizer)
         return train(*args)
 
+    def run(*names, steps=2, seeds=2, lrs=(1e-3,)):
+        run.calls = []
+        schemes = {name: SCHEMES[name] for name in names}
+        rates = dict.fromkeys(names, lrs)
+        kept = {"seeds": range(seeds), "trainings": run.path}
+        return training.train_all(task, schemes, rates, steps=steps, **kept)[1]
+
+    run.path = tmp_path / "trainings" / "some.jsonl"
+    monkeypatch.setattr(training, "TEST_BATCHES", 1)
     monkeypatch.setattr(training, "_train", counted)
+    return run
 
-    def run(names, steps=2, seeds=2, lrs=(1e-3,)):
-        chosen, rates = {name: schemes[name] for name in names}, dict.fromkeys(names, lrs)
-        return training.train_all(
-            task, chosen, rates, steps=steps, seeds=range(seeds), trainings=path
-        )
 
-    first = run(["ours"])
-    assert len(calls) == 2
-    both = run(["ours", "b"])
-    assert len(calls) == 4  # those of the first were kept
-    assert both[1]["ours"] == first[1]["ours"]
-    run(["ours"], seeds=3)
-    assert len(calls) == 5  # one seed more
-    run(["ours"], steps=3)
-    assert len(calls) == 7  # made with other settings
-    run(["ours"], lrs=(1e-4, 1e-3, 1e-2))
-    searched = calls[7:]
-    assert run(["ours"], lrs=(1e-4, 1e-3, 1e-2))[0]
-    assert calls[7:] == searched  # those that choose learning rates are kept as well
-    whole = path.read_text()
-    # Killed while a run was written
-    path.write_text(whole[: whole.index("losses", len(whole) // 2) + 20])
-    run(["ours"], lrs=(1e-4, 1e-3, 1e-2))
-    assert 0 < len(calls) - 7 - len(searched) < 7 + len(searched)
-    calls.clear()
-    monkeypatch.setattr(
-        training, "behavior_of", lambda name, changed: "other" if name == "spectral" else ""
-    )
-    run(["ours", "b"])
-    assert calls == ["spectral", "spectral"]  # others do not depend on our code
-    path.write_text(path.read_text().replace('"losses": [', '"losses": ["junk", '))
+def test_trainings_are_kept(trainings):
+    first = trainings("ours")
+    assert trainings.calls == ["spectral"] * 2
+    assert trainings("ours", "theirs")["ours"] == first["ours"]
+    assert trainings.calls == ["adamw"] * 2
+    trainings("ours", seeds=3)
+    assert len(trainings.calls) == 1  # one seed more
+    trainings("ours", steps=3)
+    assert len(trainings.calls) == 2  # with other settings
+    for searched in (True, False):
+        trainings("ours", lrs=(1e-4, 1e-3, 1e-2))
+        assert bool(trainings.calls) is searched  # those that choose learning rates
+
+
+def test_trainings_after_a_kill_another_behavior_and_damage(trainings, monkeypatch):
+    trainings("ours", "theirs")
+    whole = trainings.path.read_text()
+    # Killed while the last run was written
+    trainings.path.write_text(whole[: whole.rindex("losses") + 20])
+    trainings("ours", "theirs")
+    assert trainings.calls == ["adamw"]
+    changed = {"spectral": "other", "adamw": ""}
+    monkeypatch.setattr(training, "behavior_of", lambda name, _: changed[name])
+    trainings("ours", "theirs")
+    assert trainings.calls == ["spectral"] * 2  # rivals do not depend on our code
+    junk = trainings.path.read_text().replace('"losses": [', '"losses": ["junk", ')
+    trainings.path.write_text(junk)
     with pytest.raises(UserError, match=r"some\.jsonl holds something that is no training run"):
-        run(["b"])
+        trainings("theirs")
