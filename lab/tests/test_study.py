@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from eigenstep_lab import bench, study
+from eigenstep_lab import bench, cli, study
 from eigenstep_lab.console import UserError
 from eigenstep_lab.study import Cell, Plan, execute, nested
 
@@ -104,3 +104,24 @@ def test_other_processes_can_compute_every_benchmark(name: str) -> None:
 def test_names_become_nested_figures() -> None:
     found = {("a", "b", 0): 1, ("a", "b", 7): 2, ("a", "c"): 3, ("d",): 4}
     assert nested(found) == {"a": {"b": [1, 2], "c": 3}, "d": 4}
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("spd --rounds 0", "--rounds must be at least 1"),
+        ("spd --gap 0", "positive"),
+        ("curvature --steps 59", "--steps must be at least 60"),
+        ("curvature --seeds 0", "--seeds must be at least 1"),
+        ("search --seeds 0", "at least 1"),
+        ("search --instances 5 1", "first and the last"),
+        ("scaling --width 3", "--width must be a multiple of 4, got 3"),
+        ("inference --draws 0", "--draws must be at least 4"),
+        ("suite --seeds 0", "--seeds must be at least 1"),
+        ("speedrun --seeds 1", "--seeds must be at least 2"),
+        ("step --jobs 0", "--jobs must be at least 1"),
+    ],
+)
+def test_impossible_options(command: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", *command.split()]) == 2
+    assert text in capsys.readouterr().err

@@ -193,20 +193,6 @@ def test_the_last_table_compares_with_the_best_that_decomposes(result: dict[str,
     assert rows["Spectral"] == f"{gap:+.3f} {'ahead' if gap < 0 else 'behind'}"
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--steps", "59"], "--steps must be at least 60"),
-        (["--seeds", "0"], "--seeds must be at least 1"),
-    ],
-)
-def test_impossible_options(
-    options: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["bench", "curvature", *options]) == 2
-    assert text in capsys.readouterr().err
-
-
 class TestPublishedResults:
     """What docs/curvature.md says, against docs/results/curvature.json and the benchmark as it is
     now.

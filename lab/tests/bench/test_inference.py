@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from eigenstep.inference import Gaussian
-from eigenstep_lab import cli
 from eigenstep_lab.bench import inference
 from eigenstep_lab.bench.inference_fits import linearized
 from eigenstep_lab.bench.inference_predictions import predictive
@@ -73,8 +72,3 @@ def test_the_linear_part_of_a_network() -> None:
 
     assert error(0.0) == 0.0
     assert error(1e-3) / error(5e-4) == pytest.approx(4.0, rel=0.02)
-
-
-def test_impossible_options(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "inference", "--draws", "0"]) == 2
-    assert "--draws must be at least 4" in capsys.readouterr().err

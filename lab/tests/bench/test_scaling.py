@@ -8,7 +8,6 @@ import math
 
 import pytest
 
-from eigenstep_lab import cli
 from eigenstep_lab.bench import scaling
 from eigenstep_lab.cost.model import GPUS, MODELS, OPTIMIZERS, Unit, cost, traffic, training_traffic
 
@@ -84,8 +83,3 @@ def test_tables_have_all_numbers_of_gpus(name: str) -> None:
     (row,) = scaling.model_table("124 M", found).rows
     assert row[0] == name
     assert all(cell.count("/") == len(GPUS) - 1 for cell in row[1:])
-
-
-def test_bad_width(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "scaling", "--width", "3"]) == 2
-    assert "--width must be a multiple of 4, got 3" in capsys.readouterr().err

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eigenstep_lab import cli
 from eigenstep_lab.bench import search, search_bbob, search_large, search_mixed, search_verdicts
 from eigenstep_lab.bench.search_mixed import SAMPLERS
 from eigenstep_lab.bench.search_peers import PEERS, Counted, Over, Run
@@ -199,17 +198,6 @@ def test_verdicts_can_fail() -> None:
     assert found["Ackley, d = 10"].value == pytest.approx(0.7)
     assert search_verdicts.worse(computed["bbob"]["dimensions"]["5"], "cmaes") == []
     assert search_verdicts.worse(bbob(0.2, 0.3, 0.1), "pycma") == ["f1 (-0.10)"]
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [(["--seeds", "0"], "at least 1"), (["--instances", "5", "1"], "first and the last")],
-)
-def test_impossible_options(
-    options: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["bench", "search", *options]) == 2
-    assert text in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="no published figures")

@@ -123,11 +123,3 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {e["solver"] for e in result["fixed"]} == set(spd.FIXED)
     assert (tmp_path / "spd.png").stat().st_size > 0
     assert "Verdicts" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("option", "text"), [("--rounds", "--rounds must be at least 1"), ("--gap", "positive")]
-)
-def test_impossible_options(option: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "spd", option, "0"]) == 2
-    assert text in capsys.readouterr().err
