@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Print the findings."""
-    machine, peers, datasets = dict(_machine()), dict(_peers()), status()
+    machine = dict(_machine())
+    peers = dict(_peers())
+    datasets = status()
     print_table("Machine", ("what", "found"), machine.items())
     print_table("What eigenstep is compared with", ("package", "version"), peers.items())
     print_table("Datasets", ("name", "what it is", "where"), datasets)

@@ -96,7 +96,8 @@ def update(
     """
     check_number(lr, "lr", 0.0)
     check_number(decay, "decay", 0.0, 1.0)
-    count, sides = len(S.factors), [factor.shape[-1] for factor in S.factors]
+    count = len(S.factors)
+    sides = [factor.shape[-1] for factor in S.factors]
     whitened = plain_vectors(curvature)
     for axis, factor in enumerate(S.factors, start=-count):
         whitened = contract(whitened, factor, axis, count)

@@ -136,7 +136,8 @@ class Dynamics:
 
     def __init__(self, target: Target, metric: Gaussian, seed: int) -> None:
         """Set up the dynamics; the seed decides momenta and lengths of paths."""
-        self.target, self.metric = target, metric
+        self.target = target
+        self.metric = metric
         self.generator = torch.Generator(metric.device).manual_seed(seed)
 
     def start(self, chains: int) -> Place:

@@ -72,7 +72,8 @@ class DistanceRates:
 
     def next(self, z: Tensor, values: Tensor) -> tuple[DistanceRates, Step]:
         """Return how to learn from a generation; see ``Rule``."""
-        population, d = len(z), z.shape[-1]
+        population = len(z)
+        d = z.shape[-1]
         raw = torch.from_numpy(raw_utilities(population)).to(z)[_ranks(values)]
         weights = raw_utilities(population) / raw_utilities(population).sum()
         mass = float(1 / (weights**2).sum())
@@ -83,7 +84,8 @@ class DistanceRates:
 
         expected = math.sqrt(d) * (1 - 1 / (4 * d) + 1 / (21 * d * d))
         length = torch.linalg.vector_norm(path, dim=-1) / expected
-        moving, converging = length >= 1, length < 0.1
+        moving = length >= 1
+        converging = length < 0.1
         far = raw * (distance_factor(population, d) * torch.linalg.vector_norm(z, dim=-1)).exp()
         utilities = torch.where(moving, far / far.sum(0) - 1 / population, utilities)
 

@@ -88,7 +88,8 @@ def nearest_factors(matrix: Tensor, sizes: Sequence[int], kinds: Sequence[str]) 
     power iteration for the leading singular vectors of the rearranged matrix, which solve the
     problem. The kind "identity" stands for multiples of the identity.
     """
-    batch, count = matrix.shape[:-2], len(sizes)
+    batch = matrix.shape[:-2]
+    count = len(sizes)
     tensor = matrix.reshape(*batch, *sizes, *sizes)
     factors = [torch.eye(n, dtype=matrix.dtype, device=matrix.device) for n in sizes]
     rows, cols = "abcdefghijkl"[:count], "mnopqrstuvwx"[:count]

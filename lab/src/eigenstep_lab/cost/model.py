@@ -168,7 +168,8 @@ def _of_matrices(shapes: Shapes, unit: Callable[[tuple[int, ...]], Unit]) -> lis
 def soap(shape: tuple[int, ...]) -> Unit:
     """SOAP: two moments, two statistics and two bases; QR now and then."""
     sides, size = [n for n in shape if n <= 10_000], math.prod(shape)  # longer sides get no basis
-    once, cubes = sum(2.0 * size * n for n in sides), sum(n**3 for n in sides)
+    once = sum(2.0 * size * n for n in sides)
+    cubes = sum(n**3 for n in sides)
     # Statistics; gradient and momentum into the basis, and the step back; when bases change,
     # momentum twice more and statistics times bases, of which QR with its orthogonal factor takes
     # 8/3 n^3.
@@ -184,10 +185,8 @@ def shampoo(shape: tuple[int, ...]) -> Unit:
     size = math.prod(sides)
     # Statistics and preconditioning every step; about 9 n^3 for an eigendecomposition and 2 n^3 for
     # the root.
-    products, roots = (
-        2 * sum(2.0 * size * n for n in sides),
-        11 * sum(n**3 for n in sides) / INTERVAL,
-    )
+    products = 2 * sum(2.0 * size * n for n in sides)
+    roots = 11 * sum(n**3 for n in sides) / INTERVAL
     state = 2 * FLOAT * size + 2 * FLOAT * sum(n * n for n in sides)
     return Unit(math.prod(counts), products, state, size, roots)
 

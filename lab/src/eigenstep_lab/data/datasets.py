@@ -118,7 +118,8 @@ def _names(kind: type) -> str:
 
 
 def _load_known(name: str, kind: type[Kind]) -> Kind:
-    dataset, folder = DATASETS[name], find(name)
+    dataset = DATASETS[name]
+    folder = find(name)
     if dataset.kind is not kind:
         raise UserError(f"{name!r} is of the wrong kind here: expected one of {_names(kind)}")
     if folder is None:
@@ -167,7 +168,8 @@ def _read_digits(_: Path) -> Images:
     pixels, labels = load_digits(return_X_y=True)
     pixels = np.round(pixels.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     order = np.random.default_rng(0).permutation(len(labels))
-    train, test = order[360:], order[:360]
+    train = order[360:]
+    test = order[:360]
     return Images.from_arrays(
         (pixels[train], labels[train]), (pixels[test], labels[test]), tuple("0123456789")
     )

@@ -77,7 +77,8 @@ def _open(address: str, context: ssl.SSLContext) -> IO[bytes]:
 
 def save(project: str, version: str, folder: Path) -> Path:
     """Save a source distribution in a folder, from the first index that has it."""
-    chosen, name = settings(), f"{project}-{version}.tar.gz"
+    chosen = settings()
+    name = f"{project}-{version}.tar.gz"
     context = ssl.create_default_context(cafile=chosen.get("cert"))
     problems = []
     for index in indexes(chosen):

@@ -118,8 +118,12 @@ class InverseProblem:
                 f"data must have shape {tuple(noise.shape[:1])} to fit noise, got "
                 f"{tuple(data.shape)}"
             )
-        self.forward, self.data, self.vectorize = forward, data, vectorize
-        self.noise, self.prior_mean, self.prior_precision = Full.from_dense(noise), mean, precision
+        self.forward = forward
+        self.data = data
+        self.vectorize = vectorize
+        self.noise = Full.from_dense(noise)
+        self.prior_mean = mean
+        self.prior_precision = precision
         units = len(data) * math.log(2 * math.pi) - len(mean) * math.log(precision / (2 * math.pi))
         self.constant = -0.5 * (self.noise.logdet() + units)
 

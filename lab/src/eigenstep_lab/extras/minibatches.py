@@ -32,7 +32,8 @@ class Minibatches:
         check_size(size, "size")
         if size > len(whole.inputs):
             raise ValueError(f"size must be at most the {len(whole.inputs)} examples, got {size}")
-        self._whole, self._size = whole, size
+        self._whole = whole
+        self._size = size
         self._generator = torch.Generator(whole.inputs.device).manual_seed(seed)
         self.prior_precision, self.outputs = whole.prior_precision, whole.outputs
 

@@ -39,11 +39,9 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
             **options: arguments of ``eigenstep.search.Search``, such as ``population`` or
                 ``method``.
         """
-        self._seed, self._startup, self._options = (
-            seed,
-            max(1, startup),
-            {"max_evals": 10**9, **options},
-        )
+        self._seed = seed
+        self._startup = max(1, startup)
+        self._options = {"max_evals": 10**9, **options}
         self._independent = optuna.samplers.RandomSampler(seed=seed)
         self._spaces = optuna.search_space.IntersectionSearchSpace()
         self._axes: dict[str, Axis] = {}
@@ -130,7 +128,9 @@ class SpectralSampler(BaseSampler):  # type: ignore[misc]
             seed=self._seed,
             **self._options,
         )
-        self._queue, self._running, self._done = [], {}, []
+        self._queue = []
+        self._running = {}
+        self._done = []
 
 
 class Axis:
@@ -141,15 +141,19 @@ class Axis:
         self.distribution = distribution
         self.values = len(distribution.choices) if isinstance(distribution, Categorical) else 0
         if self.values:
-            self.whole, self.lower, self.upper = True, 0.0, self.values - 1.0
+            self.whole = True
+            self.lower = 0.0
+            self.upper = self.values - 1.0
             return
         low, high, step = distribution.low, distribution.high, distribution.step
         self.whole = step is not None and not distribution.log
         if distribution.log:
             margin = 0.5 if isinstance(distribution, Int) else 0.0
-            self.lower, self.upper = math.log(low - margin), math.log(high + margin)
+            self.lower = math.log(low - margin)
+            self.upper = math.log(high + margin)
         elif self.whole:
-            self.lower, self.upper = 0.0, float(round((high - low) / step))
+            self.lower = 0.0
+            self.upper = float(round((high - low) / step))
         else:
             self.lower, self.upper = float(low), float(high)
 

@@ -82,7 +82,8 @@ class Modeled:
     def update(self, z: Array, values: Array, stretch: Array | None = None) -> Modeled:
         """Learn from samples and their values."""
         share = FORGET * rank_correlation(self.predict(z), values) + (1 - FORGET) * self.agreement
-        fine, most = np.isfinite(values), len(self.values)
+        fine = np.isfinite(values)
+        most = len(self.values)
         archive = np.concatenate([self.archive, self.sample(z[fine], stretch)])[-most:]
         kept = np.concatenate([self.values, values[fine]])[-most:]
         filled = min(self.filled + int(fine.sum()), most)
@@ -96,7 +97,8 @@ class Modeled:
     def _fitted(self, stretch: Array | None) -> Modeled:
         """Fit the largest model for which there are enough points, by weighted least squares."""
         first = len(self.values) - self.filled
-        z, values = self.gaussian.whiten(self.archive[first:], stretch), self.values[first:]
+        z = self.gaussian.whiten(self.archive[first:], stretch)
+        values = self.values[first:]
         count, d = z.shape
         sizes = [k for k in _sizes(d) if SPARE * k <= count]
         if not sizes:
@@ -123,7 +125,8 @@ class Modeled:
         """Return where the model is least, not much farther away than samples are."""
         d = len(self.slope)
         longest = math.sqrt(d)
-        shift, unit = 0.0, float(np.abs(np.diag(self.hessian)).mean()) or 1.0
+        shift = 0.0
+        unit = float(np.abs(np.diag(self.hessian)).mean()) or 1.0
         for _ in range(12):
             matrix = self.hessian + shift * np.eye(d)
             shift = 4 * shift or 0.1 * unit

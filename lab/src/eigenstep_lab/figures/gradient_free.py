@@ -194,7 +194,8 @@ def search(
         DistanceRates(torch.zeros_like(strategy.mean)) if technique == DISTANCE else FixedRates()
     )
     hit = torch.full((settings.seeds,), math.inf, dtype=torch.float64)
-    at, values = [0.0], [function(strategy.mean).cpu()]
+    at = [0.0]
+    values = [function(strategy.mean).cpu()]
 
     def normal() -> Tensor:
         z = torch.randn((2, *half), generator=generator, dtype=torch.float64).to(
@@ -202,7 +203,8 @@ def search(
         )
         return torch.cat((z[0], -z[0] if technique == DISTANCE else z[1]))
 
-    samples, evaluations = Population.first(strategy, normal), torch.zeros_like(hit)
+    samples = Population.first(strategy, normal)
+    evaluations = torch.zeros_like(hit)
     for generation in range(1, settings.generations + 1):
         # Searches far below the target, or stuck, stay where they are: samples as near as rounding
         # say nothing.

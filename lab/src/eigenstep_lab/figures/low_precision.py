@@ -61,7 +61,8 @@ class Settings:
     lrs: tuple[float, ...]
 
 
-TASKS, LRS = ("fashion-mnist", "cifar-10-hiera"), (1e-3, 3e-3, 1e-2, 3e-2)
+TASKS = ("fashion-mnist", "cifar-10-hiera")
+LRS = (1e-3, 3e-3, 1e-2, 3e-2)
 QUICK = Settings(TASKS, steps=200, seeds=2, seeds_beside=0, tuning_steps=200, lrs=LRS)
 FULL = Settings(TASKS, steps=1000, seeds=2, seeds_beside=2, tuning_steps=250, lrs=LRS)
 
@@ -140,7 +141,8 @@ def _verdicts(
     losses = {root: mean_loss(records[f"{family}, p = {root}"]) for root in ROOTS}
     best = min(losses, key=losses.__getitem__)
     noise = max(spread(records[f"{family}, p = {root}"]) for root in ROOTS)
-    at_best, at_two = records[f"{family}, p = {best}"], records[f"{family}, p = 2"]
+    at_best = records[f"{family}, p = {best}"]
+    at_two = records[f"{family}, p = 2"]
     muon, adamw = (mean_loss(records[name]) for name in ("Muon", "AdamW"))
     cost = step_ms(at_two) / step_ms(records["SOAP"])
     root = f"with the best root, p = {best}"

@@ -85,10 +85,8 @@ def draw(result: Result) -> Any:
 
 def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Give every scheme one look: the paper's and ours one color each, thick."""
-    others, dashes = (
-        cycle(OTHERS),
-        {"paper": cycle(DASHES), "ours": cycle(DASHES), "": cycle(("--", ":", "-."))},
-    )
+    others = cycle(OTHERS)
+    dashes = {"paper": cycle(DASHES), "ours": cycle(DASHES), "": cycle(("--", ":", "-."))}
     styles = {}
     for name in dict.fromkeys(names):
         family = next((family for family in ("paper", "ours") if name.startswith(family)), "")
@@ -178,7 +176,8 @@ def pictures(result: Result) -> dict[str, bytes]:
     import matplotlib
     from matplotlib import pyplot
 
-    drawn, written = draw(result), {}
+    drawn = draw(result)
+    written = {}
     # Text stays text in the SVG; its random ids and its date would change from run to run.
     with matplotlib.rc_context({"svg.hashsalt": "eigenstep", "svg.fonttype": "none"}):
         for kind in ("png", "svg"):

@@ -125,7 +125,8 @@ def schemes(start: Tensor) -> dict[str, Scheme]:
 
 def descend(scheme: Scheme, task: Task, settings: Settings, seed: int) -> tuple[Curve, Tensor]:
     """Return the curve of the gap, and for each seed the iterations to the target."""
-    draws, state = Generator().manual_seed(seed), scheme.start
+    draws = Generator().manual_seed(seed)
+    state = scheme.start
     gaps = []
     for step in range(settings.steps + 1):
         S = symmetrize(scheme.dense(state))

@@ -110,7 +110,8 @@ def train_all(
     """
     chosen: dict[str, float] = {}
     records: dict[str, list[Record]] = {}
-    cells, tuning = Cells(trainings), tuning_steps or steps
+    cells = Cells(trainings)
+    tuning = tuning_steps or steps
     with progress() as bar:
         for name, scheme in schemes.items():
             total = steps * len(seeds) + (tuning * len(lrs[name]) if len(lrs[name]) > 1 else 0)

@@ -29,7 +29,8 @@ def merging_order(rows: int, columns: int, merges: int) -> Tensor:
         columns: Columns of the grid, a multiple of 2^merges.
         merges: How often 2 × 2 tokens will be merged; a unit has 2^merges × 2^merges tokens.
     """
-    halves, side = [2] * merges, 2**merges
+    halves = [2] * merges
+    side = 2**merges
     grid = torch.arange(rows * columns).reshape(rows // side, *halves, columns // side, *halves)
     # The binary digits of row and column take turns, those that count most first.
     turns = [axis for level in range(merges + 1) for axis in (level, merges + 1 + level)]
@@ -48,7 +49,9 @@ class UnitAttention(nn.Module):
     def __init__(self, width_in: int, width: int, heads: int, units: int) -> None:
         """Set up heads for tokens in `units` equal parts, which do not see each other."""
         super().__init__()
-        self.heads, self.units, self.merges = heads, units, width != width_in
+        self.heads = heads
+        self.units = units
+        self.merges = width != width_in
         self.query, self.key, self.value = (nn.Linear(width_in, width) for _ in range(3))
         self.out = nn.Linear(width, width)
 
@@ -78,7 +81,8 @@ class UnitBlock(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(width_in), nn.LayerNorm(width)
         self.attention = UnitAttention(width_in, width, heads, units)
         self.skip = nn.Linear(width_in, width) if width != width_in else None
-        self.mlp_in, self.mlp_out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.mlp_in = nn.Linear(width, 4 * width)
+        self.mlp_out = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""

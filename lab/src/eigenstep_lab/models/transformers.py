@@ -25,7 +25,8 @@ class Attention(nn.Module):
             raise UserError(
                 f"width must be a multiple of heads, got width {width} and {heads} heads"
             )
-        self.heads, self.causal = heads, causal
+        self.heads = heads
+        self.causal = causal
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,7 +48,8 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = Attention(width, heads, causal=causal)
-        self.mlp_in, self.mlp_out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.mlp_in = nn.Linear(width, 4 * width)
+        self.mlp_out = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""

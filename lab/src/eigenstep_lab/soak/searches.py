@@ -39,10 +39,8 @@ def search(chance: np.random.Generator) -> dict[str, int]:
         "noisy": bool(chance.random() < 0.2),
         "max_evals": 400,
     }
-    start, sigma = (
-        chance.standard_normal(dimension).clip(-2, 3),
-        float(10.0 ** chance.uniform(-3, 1)),
-    )
+    start = chance.standard_normal(dimension).clip(-2, 3)
+    sigma = float(10.0 ** chance.uniform(-3, 1))
     undisturbed, disturbed = (Search(start, sigma, **options) for _ in range(2))
     told: list[float] = []
     tells = 0

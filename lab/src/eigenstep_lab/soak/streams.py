@@ -54,7 +54,8 @@ def _fading(chance: np.random.Generator, shape: tuple[int, ...], steps: int) -> 
 
 def _turns(chance: np.random.Generator, shape: tuple[int, ...], steps: int) -> np.ndarray:
     """Rows that take turns."""
-    found, rows = _noise(chance, shape, steps), shape[0] if shape else 1
+    found = _noise(chance, shape, steps)
+    rows = shape[0] if shape else 1
     period = int(chance.integers(1, 5))
     for step in range(steps):
         found[step][np.arange(rows) % (period + 1) != step % (period + 1)] = 0

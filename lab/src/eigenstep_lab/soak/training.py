@@ -35,7 +35,8 @@ class Training:
 
     def __init__(self, plan: Plan) -> None:
         """Begin."""
-        self.plan, self.taken = plan, 0
+        self.plan = plan
+        self.taken = 0
         if plan.model:
             network = Network().to(plan.dtype)
             self.weights = list(network.parameters())
@@ -238,7 +239,8 @@ class _Adam:
     """
 
     def __init__(self, plan: Plan, rates: list[float]) -> None:
-        self.plan, self.rates = plan, rates
+        self.plan = plan
+        self.rates = rates
         self.weights = [torch.nn.Parameter(start.double()) for start in plan.start]
         groups = [
             {"params": [weight], "lr": rate}

@@ -23,7 +23,8 @@ WIDEST = 4 / 3
 
 def middle_square(aspect: float) -> Box:
     """Return the middle square of a picture `aspect` times as wide as high."""
-    width, height = min(1.0, 1 / aspect), min(1.0, aspect)
+    width = min(1.0, 1 / aspect)
+    height = min(1.0, aspect)
     return (1 - width) / 2, (1 - height) / 2, width, height
 
 
@@ -37,10 +38,8 @@ def random_box(uniforms: Numbers, aspect: float, smallest: float) -> Box:
     """
     area = smallest + (1 - smallest) * uniforms[0]
     shape = WIDEST ** (2 * uniforms[1] - 1)
-    width, height = (
-        min(1.0, (area * shape / aspect) ** 0.5),
-        min(1.0, (area / shape * aspect) ** 0.5),
-    )
+    width = min(1.0, (area * shape / aspect) ** 0.5)
+    height = min(1.0, (area / shape * aspect) ** 0.5)
     return (
         float(uniforms[2] * (1 - width)),
         float(uniforms[3] * (1 - height)),
@@ -117,5 +116,6 @@ def mix(
 
 def _stretch(side: int, fraction: float, random: Generator) -> tuple[int, int]:
     """Return begin and end of a part of a side around a random place."""
-    middle, half = random.integers(side), side * fraction / 2
+    middle = random.integers(side)
+    half = side * fraction / 2
     return max(0, round(middle - half)), min(side, round(middle + half))

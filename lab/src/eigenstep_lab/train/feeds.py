@@ -93,7 +93,10 @@ class _Pictures:
     def __init__(
         self, settings: Settings, shape: tuple[int, int, int], classes: int, count: int
     ) -> None:
-        self.settings, self.shape, self.classes, self.count = settings, shape, classes, count
+        self.settings = settings
+        self.shape = shape
+        self.classes = classes
+        self.count = count
         self.per_epoch = count // settings.batch
         if not self.per_epoch:
             raise UserError(
@@ -264,7 +267,9 @@ class Passages:
                 "(the last tenth of "
                 f"the text); got {settings.length}"
             )
-        self.text, self.settings, self.classes = text, settings, len(text.alphabet)
+        self.text = text
+        self.settings = settings
+        self.classes = len(text.alphabet)
         self.per_epoch = max(1, len(text.train) // (settings.batch * settings.length))
 
     def build(self, network: Callable[..., nn.Module], options: dict[str, Any]) -> nn.Module:

@@ -261,5 +261,6 @@ def _state(model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]) -> 
         get_optimizer_state_dict,
     )
 
-    weights, state = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer)
+    weights = get_model_state_dict(model)
+    state = get_optimizer_state_dict(model, optimizer)
     return {"model": weights, "optimizer": state, "progress": progress}

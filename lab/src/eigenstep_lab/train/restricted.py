@@ -113,7 +113,8 @@ class Planner(DefaultLoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Read what is no tensor as plain data, and hand torch a clean copy."""
-        plain, safe = torch.load(value, weights_only=True), io.BytesIO()
+        plain = torch.load(value, weights_only=True)
+        safe = io.BytesIO()
         torch.save(plain, safe)
         safe.seek(0)
         super().load_bytes(read_item, safe)

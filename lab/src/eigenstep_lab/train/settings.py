@@ -234,7 +234,8 @@ def add_arguments(parser: argparse.ArgumentParser, root: str = "runs/train") -> 
         help=f"take settings from a TOML file, or from one that comes with us: {shipped}",
     )
     for setting in dataclasses.fields(Settings):
-        default, choices = setting.metadata["default"], setting.metadata.get("choices")
+        default = setting.metadata["default"]
+        choices = setting.metadata.get("choices")
         flag = "--" + setting.name.replace("_", "-")
         # Without defaults here, what was given can be told from what was not.
         told = setting.metadata["help"].replace("{root}", root)

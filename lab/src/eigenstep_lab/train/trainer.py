@@ -217,7 +217,8 @@ class Training:
 
     def __init__(self, run: Run, directory: Path) -> None:
         """Go on from the newest checkpoint in the folder."""
-        self.run, self.directory = run, directory
+        self.run = run
+        self.directory = directory
         self.progress = _resume(run, directory)
         self.mean_loss = math.nan
         self.tested = (math.nan, math.nan)
@@ -280,7 +281,9 @@ class Training:
 
     def finish(self, command: str) -> Result:
         """Write weights and result if all steps are taken, and return the result."""
-        run, now, team = self.run, self.progress, self.run.team
+        run = self.run
+        now = self.progress
+        team = self.run.team
         parameters = sum(p.numel() for p in run.model.parameters())
         if now.step < run.steps:
             return Result(now.step, run.steps, math.nan, math.nan, now.seconds, parameters)
@@ -339,7 +342,8 @@ def _resume(run: Run, directory: Path) -> Progress:
 def _check_settings(run: Run, path: Path, text: Any) -> None:
     """Raise unless a checkpoint is of a run with the same settings."""
     try:
-        ours, theirs = run.settings.identity(), dict(json.loads(text))
+        ours = run.settings.identity()
+        theirs = dict(json.loads(text))
     except (TypeError, ValueError, RecursionError) as error:
         raise checkpoint.damaged(path, error) from error
     changed = [name for name in ours if ours[name] != theirs.get(name)]

@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"runs and jobs must be at least 1, got {args.runs} and {args.jobs}")
     if args.jobs > 1 and not shared.threads:  # they would only wait for each other
         shared = dataclasses.replace(shared, threads=max(1, (os.cpu_count() or 1) // args.jobs))
-    directory, space = shared.place(ROOT), space_of(shared)
+    directory = shared.place(ROOT)
+    space = space_of(shared)
     Run(shared)  # settings that do not fit leave no folder
     with folder.occupied(directory):
         study = open_study(directory, shared, args.objective)
@@ -191,7 +192,8 @@ def report(study: Any, shared: Settings, directory: Path, objective: str, comman
     if not done:
         raise UserError(f"all {diverged} runs diverged; their logs are in {directory}")
     ranked = sorted(done, key=lambda trial: trial.value)
-    first, shown = ranked[0], ranked[:5]
+    first = ranked[0]
+    shown = ranked[:5]
     title = f"{shared.optimizer}: the best of {len(done)} runs ({diverged} more diverged)"
     rows = [(name, *(_short(trial.params[name]) for trial in shown)) for name in first.params]
     rows.append((objective, *(_short(trial.value) for trial in shown)))
