@@ -92,8 +92,8 @@ def test_interval_reaches_the_optimizer(name):
         torch.manual_seed(0)
         model = network()
         optimizer = build(name, model.named_parameters(), lr=2e-3, interval=interval)
-        # Ours has intervals after 100 steps.
-        train(model, optimizer, steps=110 if name.startswith("spectral") else 10)
+        # Ours has intervals after 100 steps, Scalable Shampoo preconditions after 25.
+        train(model, optimizer, steps=110 if name.startswith("spectral") else 40)
         ends.append(weights(model))
     assert not torch.allclose(*ends)
 
