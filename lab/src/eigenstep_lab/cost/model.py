@@ -288,8 +288,8 @@ def traffic(size: float, ranks: int, replicas: int = 1) -> tuple[float, float]:
         its replica, and steps must go to all who hold the weights but itself.
     """
     shards = ranks // replicas
-    own = size / ranks
-    return own * (ranks - 1), own * ((shards - 1) / shards + replicas - 1 / shards)
+    share = size / ranks
+    return share * (ranks - 1), share * ((shards - 1) / shards + replicas - 1 / shards)
 
 
 def training_traffic(parameters: int, ranks: int) -> tuple[float, float]:

@@ -11,23 +11,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def _bytes(tensors: Any) -> int:
-    found = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    return sum(t.numel() * t.element_size() for t in found)
+    every = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    return sum(t.numel() * t.element_size() for t in every)
 
 
 def _all_to_all(
     rank: int,
     size: int,
     output: Tensor,
-    given: Tensor,
+    sent: Tensor,
     group: Any,
     to_each: Any,
     splits: Any,
     *_: Any,
 ) -> float:
     """Return what does not stay here; torch passes splits of output and input."""
-    rows = splits or [given.shape[0] // size] * size
-    return _bytes(given) * (1 - rows[rank] / max(1, sum(rows)))
+    rows = splits or [sent.shape[0] // size] * size
+    return _bytes(sent) * (1 - rows[rank] / max(1, sum(rows)))
 
 
 # What a rank sends at least, given the tensors of an operation: the figures of ring algorithms,

@@ -46,10 +46,10 @@ def download(command: Sequence[str], sha256: str, members: str, folder: Path) ->
             unpacked.mkdir()
             _run(command, arrived)
             archive = _only_file(arrived, command)
-            found = digest(archive)
-            if found != sha256:
+            checksum = digest(archive)
+            if checksum != sha256:
                 raise UserError(
-                    f"{archive.name} is not what was expected: its SHA-256 checksum is {found}, "
+                    f"{archive.name} is not what was expected: its SHA-256 checksum is {checksum}, "
                     f"not {sha256}. It was "
                     "damaged on its way, or somebody has changed it; nothing of it was used. Try "
                     "again"
@@ -83,12 +83,12 @@ def _require(command: Sequence[str]) -> None:
 
 
 def _only_file(directory: Path, command: Sequence[str]) -> Path:
-    found = list(directory.iterdir())
-    if len(found) != 1 or found[0].is_symlink() or not found[0].is_file():
+    files = list(directory.iterdir())
+    if len(files) != 1 or files[0].is_symlink() or not files[0].is_file():
         raise UserError(
-            f"`{shlex.join(command)}` should leave one archive behind, but left {len(found)} files"
+            f"`{shlex.join(command)}` should leave one archive behind, but left {len(files)} files"
         )
-    return found[0]
+    return files[0]
 
 
 def _decompress(archive: Path, tar: Path) -> None:

@@ -134,15 +134,15 @@ def list_image_folder(folder: Path) -> tuple[list[Path], Labels, tuple[str, ...]
     )
     paths, labels = [], []
     for number, name in enumerate(classes):
-        found = sorted(
+        pictures = sorted(
             path for path in (folder / name).iterdir() if path.suffix.lower() in IMAGE_SUFFIXES
         )
-        if not found:
+        if not pictures:
             raise UserError(
                 f"{folder / name} has no pictures ({', '.join(sorted(IMAGE_SUFFIXES))})"
             )
-        paths += found
-        labels += [number] * len(found)
+        paths += pictures
+        labels += [number] * len(pictures)
     if not paths:
         raise UserError(f"{folder} should be a folder with one subfolder of pictures per class")
     return paths, np.array(labels, dtype=np.int64), classes

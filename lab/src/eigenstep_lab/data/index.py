@@ -43,12 +43,12 @@ def settings() -> dict[str, str]:
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     )
-    found = [
+    listing = [
         match.groups() for match in map(SETTING.fullmatch, listed.stdout.splitlines()) if match
     ]
     order = ("global", "download", ":env:")
     ranked = sorted(
-        (entry for entry in found if entry[0] in order), key=lambda entry: order.index(entry[0])
+        (entry for entry in listing if entry[0] in order), key=lambda entry: order.index(entry[0])
     )
     return {name: value for _, name, value in ranked}
 

@@ -240,7 +240,7 @@ def _as_fast(name: str, function: str, hits: dict[str, Tensor]) -> Verdict:
 
 def _as_reliable(name: str, hits: Sequence[dict[str, Tensor]], settings: Settings) -> Verdict:
     def share(scheme: str) -> float:
-        return sum(float(found[scheme].isfinite().sum()) for found in hits) / (
+        return sum(float(reached[scheme].isfinite().sum()) for reached in hits) / (
             settings.seeds * len(hits)
         )
 
@@ -252,9 +252,9 @@ def _as_reliable(name: str, hits: Sequence[dict[str, Tensor]], settings: Setting
 def _table(hits: dict[str, dict[str, Tensor]], settings: Settings) -> Table:
     names = list(next(iter(hits.values())))
     rows = []
-    for function, found in hits.items():
+    for function, reached in hits.items():
         cells = [
-            f"{median(found[n]):.0f} ({int(found[n].isfinite().sum())}/{settings.seeds})"
+            f"{median(reached[n]):.0f} ({int(reached[n].isfinite().sum())}/{settings.seeds})"
             for n in names
         ]
         rows.append([function, FUNCTIONS[function].summary, *cells])

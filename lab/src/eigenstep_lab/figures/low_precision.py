@@ -120,10 +120,10 @@ def run(
         for schemes, runs in ((SCHEMES, settings.seeds), (BESIDE, settings.seeds_beside)):
             if runs and (schemes is SCHEMES or name == TASKS[0]):
                 lrs = dict.fromkeys(schemes, settings.lrs)
-                found = make(
+                trained = make(
                     schemes, lrs, seeds=range(seed, seed + runs), tuning_steps=settings.tuning_steps
                 )
-                chosen, records = {**chosen, **found[0]}, {**records, **found[1]}
+                chosen, records = {**chosen, **trained[0]}, {**records, **trained[1]}
         same = {family: [chosen[f"{family}, p = 2"]] for family in REFERENCES}
         _, wide = make(REFERENCES, same, seeds=range(seed, seed + settings.seeds))
         panels += loss_panels(task, {name: records[name] for name in SCHEMES})

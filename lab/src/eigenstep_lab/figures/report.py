@@ -147,17 +147,17 @@ def read_figure(directory: Path, planned: Section, origin: Mapping[str, Any]) ->
         origin: What its numbers depend on; another commit will do, and the section says which.
     """
     try:
-        found = json.loads((directory / f"{planned.name}.json").read_text())
+        written = json.loads((directory / f"{planned.name}.json").read_text())
         same = {
             **origin,
             "command": planned.command,
             "settings": json.loads(json.dumps(dict(planned.settings))),
         }
-        if any(found[key] != value for key, value in same.items() if key != "commit"):
+        if any(written[key] != value for key, value in same.items() if key != "commit"):
             return None
-        result = Result.from_dict(found)
+        result = Result.from_dict(written)
         return replace(
-            planned, seconds=float(found["seconds"]), commit=str(found["commit"]), result=result
+            planned, seconds=float(written["seconds"]), commit=str(written["commit"]), result=result
         )
     except (
         OSError,

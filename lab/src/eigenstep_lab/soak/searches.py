@@ -21,10 +21,10 @@ METHODS: tuple[Any, ...] = ("spectral", "separable", "lowrank", PaperNES)
 
 def _values(chance: np.random.Generator, points: np.ndarray) -> np.ndarray:
     """Return values of a simple function, some of them strange."""
-    found: np.ndarray = (points**2).sum(-1)
+    usual: np.ndarray = (points**2).sum(-1)
     strange = chance.random(len(points)) < chance.choice([0.0, 0.0, 0.1, 0.9])
     return np.where(
-        strange, chance.choice([math.nan, math.inf, 1e300, 0.5], size=len(points)), found
+        strange, chance.choice([math.nan, math.inf, 1e300, 0.5], size=len(points)), usual
     )
 
 

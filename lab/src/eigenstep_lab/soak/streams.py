@@ -22,16 +22,16 @@ def _signal(chance: np.random.Generator, shape: tuple[int, ...], steps: int) -> 
 
 def _once(chance: np.random.Generator, shape: tuple[int, ...], steps: int) -> np.ndarray:
     """A few steps, then zero for ever."""
-    found = _noise(chance, shape, steps)
-    found[chance.integers(1, 6) :] = 0
-    return found
+    stream = _noise(chance, shape, steps)
+    stream[chance.integers(1, 6) :] = 0
+    return stream
 
 
 def _late(chance: np.random.Generator, shape: tuple[int, ...], steps: int) -> np.ndarray:
     """An expert that nobody asks at first."""
-    found = _noise(chance, shape, steps)
-    found[: chance.integers(1, steps + 1)] = 0
-    return found
+    stream = _noise(chance, shape, steps)
+    stream[: chance.integers(1, steps + 1)] = 0
+    return stream
 
 
 def _sparse(chance: np.random.Generator, shape: tuple[int, ...], steps: int) -> np.ndarray:
@@ -54,12 +54,12 @@ def _fading(chance: np.random.Generator, shape: tuple[int, ...], steps: int) -> 
 
 def _turns(chance: np.random.Generator, shape: tuple[int, ...], steps: int) -> np.ndarray:
     """Rows that take turns."""
-    found = _noise(chance, shape, steps)
+    stream = _noise(chance, shape, steps)
     rows = shape[0] if shape else 1
     period = int(chance.integers(1, 5))
     for step in range(steps):
-        found[step][np.arange(rows) % (period + 1) != step % (period + 1)] = 0
-    return found
+        stream[step][np.arange(rows) % (period + 1) != step % (period + 1)] = 0
+    return stream
 
 
 def _alternating(chance: np.random.Generator, shape: tuple[int, ...], steps: int) -> np.ndarray:

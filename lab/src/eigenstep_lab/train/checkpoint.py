@@ -121,14 +121,14 @@ def damaged(path: Path, error: BaseException) -> UserError:
 
 def _allowed(names: list[str]) -> list[Any]:
     """Import those of some classes, given by their full names, that a checkpoint may hold."""
-    found = []
+    allowed = []
     for module, classes in CLASSES.items():
-        found += [
+        allowed += [
             getattr(importlib.import_module(module), name)
             for name in classes
             if f"{module}.{name}" in names
         ]
-    return found
+    return allowed
 
 
 def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:

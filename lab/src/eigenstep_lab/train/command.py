@@ -104,8 +104,8 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
 
 def explain_interruption(directory: Path, command: str) -> None:
     """Say what is kept and how to go on."""
-    found = checkpoint.list_checkpoints(directory)
-    kept = f"Kept: {found[-1]}." if found else "There was no checkpoint yet."
+    checkpoints = checkpoint.list_checkpoints(directory)
+    kept = f"Kept: {checkpoints[-1]}." if checkpoints else "There was no checkpoint yet."
     print(
         f"Interrupted. {kept} The same command goes on from there: "
         f"{command.replace(' --fresh', '')}"

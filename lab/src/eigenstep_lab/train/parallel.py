@@ -189,10 +189,10 @@ def load(
     """Load a checkpoint of any number of processes; return its progress."""
     from torch.distributed.checkpoint import state_dict
 
-    found = _read(path, _state(model, optimizer, progress))
-    state_dict.set_model_state_dict(model, found["model"])
-    state_dict.set_optimizer_state_dict(model, optimizer, found["optimizer"])
-    saved: dict[str, Any] = found["progress"]
+    content = _read(path, _state(model, optimizer, progress))
+    state_dict.set_model_state_dict(model, content["model"])
+    state_dict.set_optimizer_state_dict(model, optimizer, content["optimizer"])
+    saved: dict[str, Any] = content["progress"]
     return saved
 
 
@@ -223,14 +223,14 @@ def _read(path: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 def _digests(folder: Path, names: list[str]) -> dict[str, str]:
     """Compute checksums of files, shared among processes; all get all of them."""
-    own = {
+    digests = {
         name: checksums.digest(folder / name) if (folder / name).is_file() else "missing"
         for name in names
     }
-    everyone: list[Any] = [own]
+    everyone: list[Any] = [digests]
     if dist.is_available() and dist.is_initialized():
         everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, own)
+        dist.all_gather_object(everyone, digests)
     return {name: value for some in everyone for name, value in some.items()}
 
 
@@ -238,10 +238,10 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return all weights on the first process; all processes must call this."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    found: Any = get_model_state_dict(
+    gathered: Any = get_model_state_dict(
         model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
     )
-    weights: dict[str, Tensor] = found
+    weights: dict[str, Tensor] = gathered
     return weights
 
 

@@ -73,7 +73,7 @@ class _TableReader(pickle.Unpickler):
         kind = _MAKERS[module, name]
         # A pickle can set attributes of a class that it was given: this one makes the real thing
         # and is thrown away.
-        return type(name, (), {"__new__": lambda _, *given: kind.__new__(kind, *given)})
+        return type(name, (), {"__new__": lambda _, *arguments: kind.__new__(kind, *arguments)})
 
 
 def read_table(path: Path, files: Collection[str]) -> parts.Metadata:

@@ -148,10 +148,12 @@ class Settings:
 
     def as_toml(self) -> str:
         """Write the settings that differ from their defaults as a configuration file."""
-        given = {s.name: getattr(self, s.name) for s in dataclasses.fields(self)}
-        given = {name: value for name, value in given.items() if value != getattr(Settings(), name)}
-        tables = {name: given.pop(name) for name in ("option", "model_option") if name in given}
-        lines = [f"{name} = {json.dumps(value)}" for name, value in given.items()]
+        changed = {s.name: getattr(self, s.name) for s in dataclasses.fields(self)}
+        changed = {
+            name: value for name, value in changed.items() if value != getattr(Settings(), name)
+        }
+        tables = {name: changed.pop(name) for name in ("option", "model_option") if name in changed}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in changed.items()]
         for name, table in tables.items():
             lines += [
                 f"\n[{name}]",
@@ -269,9 +271,9 @@ def from_arguments(args: argparse.Namespace) -> Settings:
     """Join the configuration file and the command line, which wins."""
     settings = read_config(args.config) if args.config else {}
     names = {setting.name for setting in dataclasses.fields(Settings)}
-    given = {name: value for name, value in vars(args).items() if name in names}
+    words = {name: value for name, value in vars(args).items() if name in names}
     for chosen, options in (("optimizer", "option"), ("model", "model_option")):
-        name = given.get(chosen, settings.get(chosen))
+        name = words.get(chosen, settings.get(chosen))
         # Options were meant for another one, but for those of the precision.
         if name != settings.get(chosen):
             ours = chosen == "optimizer" and str(name).startswith("spectral")
@@ -279,8 +281,8 @@ def from_arguments(args: argparse.Namespace) -> Settings:
             settings[options] = {
                 key: value for key, value in old.items() if ours and key in PRECISION_OPTIONS
             }
-        given[options] = {**settings.get(options, {}), **dict(given.get(options, []))}
-    return Settings(**{**settings, **given})
+        words[options] = {**settings.get(options, {}), **dict(words.get(options, []))}
+    return Settings(**{**settings, **words})
 
 
 def read_config(source: str) -> dict[str, Any]:
