@@ -19,8 +19,8 @@ DOCS = EXAMPLES.parent / "docs"
 HEAD = """# Gallery
 
 What you see here was made by `python examples/gallery.py`, which runs every example of the
-repository. Some need
-packages that come with the laboratory: `make demo` installs them into `.venv`.
+repository. Some need packages that come with the laboratory: `make demo` installs them into
+`.venv`.
 """
 
 
@@ -48,8 +48,8 @@ def section(name: str) -> str:
         )
         pictures = [keep(picture, name) for picture in sorted(Path(folder).rglob("*.png"))]
     title, _, text = (ast.get_docstring(ast.parse(path.read_text())) or name).partition("\n")
-    title = f'??? example "examples/{name}.py"'
-    code = f'{title}\n\n    ``` {{.python}}\n    --8<-- "examples/{name}.py"\n    ```'
+    box = f'??? example "examples/{name}.py"'
+    code = f'{box}\n\n    ``` {{.python}}\n    --8<-- "examples/{name}.py"\n    ```'
     output = f"```text\n{done.stdout.strip()}\n```"
     return "\n\n".join(
         part for part in (f"## {title.rstrip('.')}", text.strip(), code, output, *pictures) if part

@@ -17,7 +17,7 @@ import torch
 
 import eigenstep
 import eigenstep.optim
-from eigenstep import Spectral
+from eigenstep import Spectral, Turning
 from eigenstep_lab import behavior
 from eigenstep_lab.behavior import PARTS, agree, behavior_of, known_behaviors, measure, recognize
 
@@ -32,10 +32,10 @@ DEFAULTS = (
     {"eigenvalues": "kronecker"},
     {"nesterov": 0.21},
     {"clip": 1.0},
-    {"grafting": None},
+    {"grafting": False},
     {"damping": 1.1e-10},
     {"max_ratio": 1.5},
-    {"basis_dtype": torch.bfloat16},
+    {"turning": Turning(dtype=torch.bfloat16)},
 )
 PAPER = (
     {"betas": (0.9, 0.951)},
@@ -142,7 +142,7 @@ def _constants() -> list[tuple[ModuleType, str]]:
 
 
 def test_each_constant_of_the_step_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = ("eigenstep.optim.portrait", "eigenstep.optim.posterior_kernel")
+    others = ("eigenstep.optim.portrait",)
     constants = [(m, name) for m, name in _constants() if m.__name__ not in others]
     assert constants
     known = {part: _known(part) for part in ("spectral", "paper")}

@@ -17,7 +17,8 @@ class Sound(torch.optim.Optimizer):
     size = 0.01
 
     def __init__(self, params, lr, betas, nonfinite, **_):
-        super().__init__(params, {"lr": lr, "nonfinite": nonfinite})
+        own = [{"params": x["params"]} if isinstance(x, dict) else x for x in params]
+        super().__init__(own, {"lr": lr, "nonfinite": nonfinite})
 
     def step(self):
         group = self.param_groups[0]

@@ -138,11 +138,16 @@ def backward(model: nn.Module, kind: str, step: int, dtype: torch.dtype) -> floa
 
 
 def train(
-    build: Build, kind: str, dtype: torch.dtype, steps: int = 20, **options: Any
+    build: Build,
+    kind: str,
+    dtype: torch.dtype,
+    steps: int = 20,
+    recipe: Callable[..., Spectral] = Spectral,
+    **options: Any,
 ) -> tuple[nn.Module, Spectral, list[float]]:
     """Train a new network and return it, its optimizer and the losses."""
     model = prepare(build().to(dtype), kind)
-    optimizer = Spectral(model.parameters(), **{"lr": 0.01, "max_dim": 6, **options})
+    optimizer = recipe(model.parameters(), **{"lr": 0.01, "max_dim": 6, **options})
     return model, optimizer, go_on(model, optimizer, kind, dtype, 0, steps)
 
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from eigenstep import Spectral
+from eigenstep import Spectral, Turning
 from eigenstep.optim.distributed import agreement, sharding
 
 from . import stacked  # noqa: F401 - more of what the ranks do
@@ -64,18 +64,16 @@ def training(_: Path) -> Any:
 
 GROUPS: dict[str, dict[str, Any]] = {
     "everything else": {
-        "grafting": "adam",
-        "residual": True,
+        "eigenvalues": "kronecker",
+        "turning": Turning("normalized", "truncated_cayley", rate=0.5, mend=False),
+        "grafting": False,
         "clip": 1.0,
         "interval": [(0, 1), (3, 2)],
+        "weight_decay": torch.tensor(0.3),
+        "cautious_weight_decay": True,
     },
-    "paper": {
-        "eigenvalues": "kronecker",
-        "rotation": "normalized",
-        "maps": "truncated",
-        "basis_lr": 0.5,
-    },
-    "one by one": {"foreach": False, "lr": torch.tensor(0.01)},
+    "paper": {"recipe": Spectral.paper},
+    "rate in a tensor": {"lr": torch.tensor(0.01)},
     "diagonal": {"structure": "diagonal", "nonfinite": "ignore"},
 }
 

@@ -40,7 +40,7 @@ def test_all_ranks_have_the_same_names(ranks: Results, kind: str) -> None:
 
 def test_what_does_not_fit_is_refused(ranks: Results) -> None:
     sentences = {
-        "with_another_layout": "split_dim of group 0 cannot change while ranks share the work",
+        "with_another_layout": "fused of group 0 cannot change while ranks share the work",
         "with_nan": "must be finite",
     }
     for rank in ranks["refused_loads", 2]:

@@ -49,7 +49,7 @@ DIFFERENCES = {
 }
 OWN = {
     "sparse": "dense gradients",
-    "another layout": "split_dim cannot change after the first step",
+    "another layout": "fused cannot change after the first step",
 }
 """What the rank says that is to blame."""
 

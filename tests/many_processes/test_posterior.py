@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from eigenstep.optim import draws
+from eigenstep.posterior import posterior
+from eigenstep.posterior.draws import PosteriorOptions
 
 from .posterior import STEPS, loss_of, network, optimizer_of, weights
 from .ranks import Results, fixtures
@@ -28,13 +27,12 @@ def test_two_ranks_are_one_process_with_two_draws(
     ranks: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If draw number one of a single process has the noise of the second rank."""
-    seed = draws._seed
+    seed_of = posterior.seed_of
 
-    def other_seed(group: Any, number: int, _: int) -> int:
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda: number)
-        return seed(group, 0, 2)
+    def other_seed(options: PosteriorOptions, step: int, number: int, _: int) -> int:
+        return seed_of(options, step, 0, number)
 
-    monkeypatch.setattr(draws, "_seed", other_seed)
+    monkeypatch.setattr(posterior, "seed_of", other_seed)
     model = network()
     optimizer = optimizer_of(model)
     for _ in range(STEPS):

@@ -44,22 +44,22 @@ class Problem:
             return torch.randn(shape, generator=generator, dtype=torch.float64)
 
         self.parameters = [nn.Parameter(normal(*shape).to(dtype)) for shape in shapes]
-        self.targets, self.maps = [], []
+        self.targets: list[Tensor] = []
+        self.maps: list[Tensor] = []
+        compute = torch.float64 if dtype == torch.float64 else torch.float32
         for w in self.parameters:
             n = w.shape[0] if w.ndim else 1
-            compute = torch.float64 if dtype == torch.float64 else torch.float32
             self.targets.append(normal(*w.shape).to(compute))
             self.maps.append((torch.eye(n) + 0.3 * normal(n, n) / max(n, 1) ** 0.5).to(compute))
 
     def losses(self) -> list[Tensor]:
         """Return the loss of each parameter."""
-        found = []
+        losses = []
         for w, a, t in zip(self.parameters, self.maps, self.targets, strict=True):
             error = w.to(t.dtype) - t
-            found.append(
-                (a @ error.reshape(len(a), error.numel() // max(len(a), 1))).square().sum() / 2
-            )
-        return found
+            matrix = error.reshape(len(a), error.numel() // max(len(a), 1))
+            losses.append((a @ matrix).square().sum() / 2)
+        return losses
 
     def backward(self, scale: float = 1.0) -> list[float]:
         """Compute all gradients, times ``scale``, and return the losses."""
@@ -83,6 +83,12 @@ class Problem:
     def snapshot(self) -> list[Tensor]:
         """Return copies of the parameters."""
         return [w.detach().clone() for w in self.parameters]
+
+
+def fell(history: list[list[float]]) -> bool:
+    """Tell whether every loss is lower in the end, but those of empty parameters."""
+    ends = zip(history[0], history[-1], strict=True)
+    return all(after < before for before, after in ends if before)
 
 
 def final(

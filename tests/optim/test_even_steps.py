@@ -6,29 +6,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from eigenstep.optim.kernel import UNEVEN, _even_out
+from eigenstep.optim.matrix import UNEVEN, even_out_
 
 
 def norms(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x.double(), dim=tuple(range(1, x.ndim)), keepdim=True)
+    return torch.linalg.vector_norm(x.double(), dim=(1, 2, 3), keepdim=True)
 
 
 def evened(x: Tensor) -> Tensor:
     result = x.clone()
     size = norms(x).to(x.dtype).clamp_min(torch.finfo(x.dtype).tiny)
-    return _even_out(result, size, torch.empty_like(result)) * result
+    return even_out_(result, size, torch.empty_like(result)) * result
 
 
 def uneven(*shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    rows = torch.logspace(0, 3, shape[1] * shape[2], dtype=torch.float64).view(
-        1, *shape[1:3], *[1] * (len(shape) - 3)
-    )
+    rows = torch.logspace(0, 3, shape[1] * shape[2], dtype=torch.float64)
     columns = torch.logspace(0, 2, shape[-1], dtype=torch.float64)
-    return torch.randn(shape, generator=generator, dtype=torch.float64) * rows * columns
+    entries = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return entries * rows.view(*shape[1:3], 1) * columns
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 6, 5), (3, 2, 8, 4), (2, 1, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 1, 6, 5), (3, 2, 8, 4)], ids=str)
 def test_norms_stay(shape: tuple[int, ...]) -> None:
     x = uneven(*shape)
     torch.testing.assert_close(norms(evened(x)), norms(x))
@@ -36,12 +35,10 @@ def test_norms_stay(shape: tuple[int, ...]) -> None:
 
 def test_long_rows_and_columns_become_more_alike() -> None:
     x = uneven(1, 2, 8, 16)
-    for before, after in (
-        (x.flatten(1, 2), evened(x).flatten(1, 2)),
-        (x.flatten(1, 2).mT, evened(x).flatten(1, 2).mT),
-    ):
-        sizes = [torch.linalg.vector_norm(y, dim=-1) for y in (before, after)]
-        assert sizes[1].max() / sizes[1].mean() < 0.6 * sizes[0].max() / sizes[0].mean()
+    matrices = x.flatten(1, 2), evened(x).flatten(1, 2)
+    for axis in (1, 2):
+        before, after = (torch.linalg.vector_norm(y, dim=axis) for y in matrices)
+        assert after.max() / after.mean() < 0.6 * before.max() / before.mean()
 
 
 def test_singular_values_come_closer_as_orthogonalization_would_have_it() -> None:

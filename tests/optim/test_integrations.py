@@ -108,18 +108,9 @@ class TestLightning:
             configure_optimizers = lightning.LightningModule.configure_optimizers
 
         off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-        arguments = [
-            "fit",
-            "--optimizer",
-            path,
-            "--optimizer.lr=0.05",
-            "--optimizer.weight_decay=0.2",
-        ]
-        arguments += [
-            f"--trainer.max_steps={STEPS}",
-            "--trainer.accelerator=cpu",
-            *(f"--trainer.{o}=false" for o in off),
-        ]
+        text = f"fit --optimizer {path} --optimizer.lr=0.05 --optimizer.weight_decay=0.2"
+        text += f" --trainer.max_steps={STEPS} --trainer.accelerator=cpu"
+        arguments = [*text.split(), *(f"--trainer.{o}=false" for o in off)]
         cli = LightningCLI(Boring, BoringDataModule, save_config_callback=None, args=arguments)
         (optimizer,) = cli.trainer.optimizers
         group = optimizer.param_groups[0]
@@ -143,6 +134,13 @@ class TestAccelerate:
         assert_learned(model)
 
 
+PARTS_OF_TORCHVISION = """
+    torchvision torchvision.transforms torchvision.transforms.functional torchvision.transforms.v2
+    torchvision.transforms.v2.functional torchvision.ops torchvision.ops.misc torchvision.models
+    torchvision.models.feature_extraction torchvision.datasets torchvision.utils
+"""
+
+
 @pytest.fixture
 def timm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Import timm; in place of torchvision, which it needs for pictures alone and which may not fit
@@ -153,23 +151,8 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     try:
         importlib.import_module("torchvision")
     except (ImportError, RuntimeError):
-        parts = (
-            "",
-            ".transforms",
-            ".transforms.functional",
-            ".ops",
-            ".ops.misc",
-            ".models",
-            ".datasets",
-            ".utils",
-        )
-        for part in (
-            *parts,
-            ".models.feature_extraction",
-            ".transforms.v2",
-            ".transforms.v2.functional",
-        ):
-            monkeypatch.setitem(sys.modules, f"torchvision{part}", MagicMock())
+        for part in PARTS_OF_TORCHVISION.split():
+            monkeypatch.setitem(sys.modules, part, MagicMock())
     return importlib.import_module("timm")
 
 
@@ -220,12 +203,7 @@ class TestTorchtitan:
         model = language_model()
         container = spectral(0.02, name, weight_decay=0.1).build(model_parts=[model])
         assert isinstance(container, SpectralContainer)
-        group = container.optimizers[0].param_groups[0]
-        assert (type(container.optimizers[0]), group["fused"], group["foreach"]) == (
-            recipe(name),
-            True,
-            False,
-        )
+        assert type(container.optimizers[0]) is recipe(name)
         for step in range(STEPS):
             if step == 10:
                 saved = container.state_dict()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from eigenstep import Spectral
-from eigenstep.optim import SpectralFast, SpectralPaper
-from eigenstep.optim.recipes import FAST, PAPER
+from eigenstep.optim.recipes import SpectralFast
+from eigenstep.paper import SpectralPaper
 
 
 def stepped(
@@ -67,10 +67,9 @@ def test_stochastic_rounding_decays_cautiously_as_well() -> None:
 
 @pytest.mark.parametrize("cautious", [False, True])
 def test_weight_decay_in_a_tensor(cautious: bool) -> None:
+    decay = torch.tensor(0.3, dtype=torch.float64)
     number = stepped(weight_decay=0.3, cautious_weight_decay=cautious)
-    tensor = stepped(
-        weight_decay=torch.tensor(0.3, dtype=torch.float64), cautious_weight_decay=cautious
-    )
+    tensor = stepped(weight_decay=decay, cautious_weight_decay=cautious)
     torch.testing.assert_close(tensor[-1], number[-1], rtol=0, atol=1e-15)
 
 
@@ -95,20 +94,12 @@ def test_weight_decay_in_a_tensor_is_read_by_the_device_alone(
     torch.testing.assert_close(param.detach(), torch.full((4, 4), 0.9))
 
 
-@pytest.mark.parametrize(
-    ("options", "stacks"),
-    [
-        ({}, 1),
-        ({"foreach": None}, 1),
-        ({"foreach": False}, 2),
-        ({"fused": True, "foreach": False}, 1),
-    ],
-    ids=str,
-)
-def test_who_asks_for_a_fused_step_gets_a_batched_one(options: dict[str, Any], stacks: int) -> None:
+@pytest.mark.parametrize("options", [{"foreach": False}, {"fused": True}], ids=str)
+def test_steps_are_batched_whatever_implementation_is_asked_for(options: dict[str, Any]) -> None:
     params = [nn.Parameter(torch.ones(3, 2)) for _ in range(2)]
     optimizer = Spectral(params, **options)
-    assert len(optimizer._arranged(optimizer.param_groups[0], params)) == stacks
+    group = optimizer.param_groups[0]
+    assert len(optimizer._arranged(group, optimizer.options_of(group), params)) == 1
 
 
 @pytest.mark.parametrize("name", ["amsgrad", "differentiable"])
@@ -119,30 +110,22 @@ def test_what_only_torch_can_do_is_explained(name: str) -> None:
         Spectral(params, **{name: True})
 
 
-class TestRecipes:
-    @pytest.mark.parametrize(
-        ("name", "kind", "options"), [("fast", SpectralFast, FAST), ("paper", SpectralPaper, PAPER)]
-    )
-    def test_are_classes(self, name: str, kind: type[Spectral], options: Any) -> None:
-        recipe = getattr(Spectral, name)
-        assert recipe is kind
-        assert issubclass(recipe, torch.optim.Optimizer)
-        param = nn.Parameter(torch.ones(4, 2))
-        optimizer = recipe([param], 0.1, weight_decay=0.5)
-        group = optimizer.param_groups[0]
-        assert {name: group[name] for name in options} == options
-        assert (group["lr"], group["weight_decay"]) == (0.1, 0.5)
-        for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-            assert type(twin) is recipe
-            twin.load_state_dict(optimizer.state_dict())
-
-    def test_can_be_changed(self) -> None:
-        assert (
-            Spectral.paper([nn.Parameter(torch.ones(2))], root=3.0, clip=None).param_groups[0][
-                "clip"
-            ]
-            is None
-        )
+@pytest.mark.parametrize(
+    ("recipe", "kind", "options"),
+    [
+        (Spectral.fast, SpectralFast, {"max_ratio": 1.0, "eigenvalues": "corrected"}),
+        (Spectral.paper, SpectralPaper, {"max_ratio": None, "eigenvalues": "kronecker"}),
+    ],
+)
+def test_recipes_are_classes(recipe: Any, kind: type[Spectral], options: dict[str, Any]) -> None:
+    assert recipe is kind
+    assert issubclass(recipe, torch.optim.Optimizer)
+    optimizer = recipe([nn.Parameter(torch.ones(4, 2))], 0.1, weight_decay=0.5, clip=None)
+    group = optimizer.param_groups[0]
+    assert {**group, **options, "lr": 0.1, "weight_decay": 0.5, "clip": None} == group
+    for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert type(twin) is recipe
+        twin.load_state_dict(optimizer.state_dict())
 
 
 def test_fallback_groups_of_timm_are_diagonal() -> None:

@@ -8,16 +8,11 @@ box ends.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 from eigenstep import Spectral
-from eigenstep.core import step as core
-from eigenstep.core.step import normalized
 
 from .test_paper import rotation
 
@@ -71,33 +66,24 @@ def run(
     torch.manual_seed(1)
     size = shape[0] * shape[1]
     root = torch.randn(size, size, dtype=torch.float64) / size**0.5
-    noise, start = (
-        0.3 * torch.randn(STEPS, *shape, dtype=torch.float64),
-        torch.randn(*shape, dtype=torch.float64),
-    )
+    noise = 0.3 * torch.randn(STEPS, *shape, dtype=torch.float64)
+    start = torch.randn(*shape, dtype=torch.float64)
     curvature = (root @ root.T).numpy()
 
     def gradient(w: Array, t: int) -> Array:
         return (curvature @ w.reshape(-1)).reshape(shape) + noise[t].numpy()
 
     weights = torch.nn.Parameter(start.to(dtype))
-    options: dict[str, Any] = {
-        "betas": (BETA1, 1 - BETA2),
-        "damping": LAMBDA,
-        "weight_decay": 0.0,
-        "interval": 1,
-    }
-    if (
-        gap == GAP
-    ):  # the recipe's own; other gaps need a function, and its turns the rate and the map by hand
-        options |= {"basis_lr": beta_bar}
-    else:
-        turn, map_ = (
-            partial(normalized, rate=beta_bar, gap=gap),
-            partial(core.truncated_cayley, cap=None),
-        )
-        options |= {"rotation": turn, "basis_lr": BETA2, "maps": map_}
-    optimizer = Spectral.paper([weights], lr=LR, **options)
+    optimizer = Spectral.paper(
+        [weights],
+        lr=LR,
+        betas=(BETA1, 1 - BETA2),
+        weight_decay=0.0,
+        basis_lr=beta_bar,
+        damping=LAMBDA,
+        interval=1,
+        gap=gap,
+    )
     identity = [
         {"C": np.eye(shape[0]), "K": np.eye(shape[1])},
         {"C": np.ones(shape[0]), "K": np.ones(shape[1])},
@@ -128,23 +114,25 @@ def run(
     return apart
 
 
-@pytest.mark.parametrize("shape", [(6, 4), (3, 12)], ids=str)
-@pytest.mark.parametrize("gap", [GAP, 1e-6])
-@pytest.mark.parametrize("beta_bar", [0.1, 0.5, 1.9])
-class TestStepByStep:
-    def test_each_step_is_the_papers(
-        self, beta_bar: float, gap: float, shape: tuple[int, int]
-    ) -> None:
-        assert max(run(shape, torch.float64, gap, beta_bar)["one step"]) < 1e-9
+CASES = pytest.mark.parametrize(
+    ("shape", "gap", "beta_bar"),
+    [((6, 4), GAP, 0.5), ((3, 12), GAP, 1.9), ((6, 4), 1e-6, 0.1), ((3, 12), 1e-6, 1.9)],
+    ids=str,
+)
 
-    def test_each_step_is_the_papers_in_float32(
-        self, beta_bar: float, gap: float, shape: tuple[int, int]
-    ) -> None:
-        """The step itself; where a pair of eigenvalues is at the gap, rounding decides whether it
-        turns.
-        """
-        steps = run(shape, torch.float32, gap, beta_bar)["one step"][::2]
-        assert sorted(steps)[-3] < 2e-6
+
+@CASES
+def test_each_step_is_the_papers(shape: tuple[int, int], gap: float, beta_bar: float) -> None:
+    assert max(run(shape, torch.float64, gap, beta_bar)["one step"]) < 1e-9
+
+
+@CASES
+def test_each_step_is_the_papers_in_float32(
+    shape: tuple[int, int], gap: float, beta_bar: float
+) -> None:
+    """The step itself; where eigenvalues are at the gap, rounding decides whether they turn."""
+    steps = run(shape, torch.float32, gap, beta_bar)["one step"][::2]
+    assert sorted(steps)[-3] < 2e-6
 
 
 def test_left_alone_rounding_grows() -> None:

@@ -1,6 +1,4 @@
-"""Checkpoints without bases: what is in a file, what comes back of it, and that training goes on as
-well.
-"""
+"""Checkpoints without bases: what is in them, what comes back, and that training goes on."""
 
 from __future__ import annotations
 
@@ -18,20 +16,8 @@ from .test_contract import assert_same_state
 from .test_storage import EIGHT, MATRICES, go, parameters
 
 
-def test_files_are_smaller() -> None:
-    params = parameters()
-    optimizer = Spectral(params)
-    go(params, optimizer, 0, 3)
-    before = copy.deepcopy(optimizer.state_dict()["state"])
-    saved = optimizer.state_dict(bases=False)
-    assert not any(name.startswith("basis") for own in saved["state"].values() for name in own)
-    torch.testing.assert_close(optimizer.state_dict()["state"], before, rtol=0, atol=0)
-
-
 def stepped(shape: tuple[int, ...], **options: Any) -> tuple[nn.Parameter, Spectral]:
-    """Return a weight whose gradients have eigenvectors of their own on both sides, after some
-    steps.
-    """
+    """Return a weight after steps whose gradients have eigenvectors of their own."""
     generator = torch.Generator().manual_seed(0)
     w = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
     optimizer = Spectral([w], **options)
@@ -42,8 +28,8 @@ def stepped(shape: tuple[int, ...], **options: Any) -> tuple[nn.Parameter, Spect
     return w, optimizer
 
 
-@pytest.mark.parametrize("shape", [(9, 6), (6, 9), (8, 8), (3, 16, 16), (40, 4)], ids=str)
-@pytest.mark.parametrize("options", [{}, {"eigenvalues": "kronecker", "residual": True}], ids=str)
+@pytest.mark.parametrize("shape", [(6, 9), (3, 16, 16), (40, 4)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"eigenvalues": "kronecker"}], ids=str)
 def test_files_have_momentum_and_a_portrait(
     shape: tuple[int, ...], options: dict[str, Any]
 ) -> None:
@@ -51,9 +37,12 @@ def test_files_have_momentum_and_a_portrait(
     says.
     """
     w, optimizer = stepped(shape, **options)
-    own, saved = optimizer.state[w], optimizer.state_dict(bases=False)["state"][0]
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    own = optimizer.state[w]
+    saved = optimizer.state_dict(bases=False)["state"][0]
+    torch.testing.assert_close(optimizer.state_dict()["state"], before, rtol=0, atol=0)
     left, right = own["basis_0"], own["basis_1"]
-    assert not {"basis_0", "residual_0"} & saved.keys()
+    assert not any(name.startswith("basis") for name in saved)
     torch.testing.assert_close(saved["momentum"], left @ own["momentum"] @ right.mT)
     found, sizes, other = torch.linalg.svd(saved["portrait"].double(), full_matrices=False)
     rank = sizes.shape[-1]
@@ -66,8 +55,8 @@ def test_files_have_momentum_and_a_portrait(
         assert ((vectors * known).sum(-2).abs() > 0.99).all()
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (3, 16, 16), (24, 24)], ids=str)
-@pytest.mark.parametrize("options", [{}, {"eigenvalues": "kronecker", "residual": True}], ids=str)
+@pytest.mark.parametrize("shape", [(3, 16, 16), (24, 24)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"eigenvalues": "kronecker"}], ids=str)
 def test_curvature_comes_back(shape: tuple[int, ...], options: dict[str, Any]) -> None:
     """The Kronecker product is the one that was saved; and momentum, in the weights' own
     coordinates.
@@ -85,10 +74,6 @@ def test_curvature_comes_back(shape: tuple[int, ...], options: dict[str, Any]) -
         assert (
             torch.linalg.matrix_norm(one - two).max() <= 0.02 * torch.linalg.matrix_norm(two).max()
         )
-        if "residual_0" in new:
-            torch.testing.assert_close(
-                new[f"residual_{axis}"], torch.diag_embed(new[f"eigs_{axis}"])
-            )
     one, two = (s["basis_0"] @ s["momentum"] @ s["basis_1"].mT for s in (new, own))
     torch.testing.assert_close(one, two)
     if "second_moment" in new:  # in the new order of eigenvectors, rounded to bfloat16
@@ -121,10 +106,9 @@ def test_directions_that_a_portrait_cannot_show_share_their_curvature() -> None:
         )
 
 
-@pytest.mark.parametrize("options", [{"structure": "axes"}, {"structure": "full"}], ids=str)
-def test_bases_that_have_no_portrait_stay(options: dict[str, Any]) -> None:
+def test_a_single_basis_has_no_portrait() -> None:
     params = parameters([(6, 5, 4)])
-    optimizer = Spectral(params, **options)
+    optimizer = Spectral(params, structure="full")
     go(params, optimizer, 0, 3)
     assert_same_state(optimizer.state_dict(bases=False), optimizer.state_dict())
 
@@ -145,7 +129,7 @@ def test_whatever_a_portrait_shows_bases_are_orthogonal(entry: float) -> None:
     assert all(torch.isfinite(w).all() for w in go(params, optimizer, 2, 4))
 
 
-@pytest.mark.parametrize("options", [{}, EIGHT, {"max_dim": 9, "residual": True}], ids=str)
+@pytest.mark.parametrize("options", [EIGHT, {"max_dim": 9}], ids=str)
 def test_any_optimizer_can_go_on(options: dict[str, Any]) -> None:
     params = parameters([*MATRICES, (13, 20)])
     optimizer = Spectral(params, **options)
@@ -174,38 +158,31 @@ def test_a_part_of_the_bases_is_refused() -> None:
         optimizer.load_state_dict(saved)
 
 
-@pytest.mark.parametrize("task", ["classes", "numbers"])
-def test_training_goes_on_as_well(task: str) -> None:
-    whole, without = (trained(task, cut=cut) for cut in (False, True))
-    assert without <= 1.005 * whole
+def test_training_goes_on_as_well() -> None:
+    assert trained(cut=True) <= 1.005 * trained(cut=False)
 
 
-def trained(task: str, cut: bool) -> float:
-    """Return the loss on new data of a small network, in whose training the optimizer is changed
-    for another.
-    """
+def trained(cut: bool) -> float:
+    """Return the loss of a small network on new data; half-way, a file replaces the optimizer."""
     generator = torch.Generator().manual_seed(0)
-    mixing, teacher = (
-        torch.randn(16, 16, generator=generator),
-        torch.randn(16, 6, generator=generator) / 8,
-    )
+    mixing = torch.randn(16, 16, generator=generator)
+    teacher = torch.randn(16, 6, generator=generator) / 8
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 6))
 
     def loss(count: int) -> Tensor:
         inputs = torch.randn(count, 16, generator=generator) @ mixing
-        targets = torch.tanh(inputs @ teacher) + 0.7 * torch.randn(count, 6, generator=generator)
-        if task == "classes":
-            return nn.functional.cross_entropy(model(inputs), targets.argmax(-1))
-        return nn.functional.mse_loss(model(inputs), targets)
+        noise = torch.randn(count, 6, generator=generator)
+        targets = torch.tanh(inputs @ teacher) + 0.7 * noise
+        return nn.functional.cross_entropy(model(inputs), targets.argmax(-1))
 
     optimizer = Spectral(model.parameters(), lr=1e-2)
-    for step in range(240):
-        if cut and step == 100:
+    for step in range(160):
+        if cut and step == 60:
             saved = copy.deepcopy(optimizer.state_dict(bases=False))
             optimizer = Spectral(model.parameters())
             optimizer.load_state_dict(saved)
-        optimizer.param_groups[0]["lr"] = 1e-2 * (1 - step / 240)
+        optimizer.param_groups[0]["lr"] = 1e-2 * (1 - step / 160)
         optimizer.zero_grad()
         loss(64).backward()
         optimizer.step()
@@ -213,18 +190,13 @@ def trained(task: str, cut: bool) -> float:
 
 
 def test_second_moments_of_double_precision_fit_two_bytes() -> None:
-    """What float64 holds beyond the range of bfloat16 used to be saved as infinite, and could not
-    be loaded.
-    """
-    torch.manual_seed(0)
-    weight = torch.nn.Parameter(torch.zeros(6, 4))
-    optimizer = Spectral([weight], lr=1e-3, state_dtype=torch.float64)
+    """What float64 holds beyond the range of bfloat16 is cut, and can be loaded."""
+    weight = nn.Parameter(torch.zeros(6, 4))
+    optimizer = Spectral([weight], state_dtype=torch.float64)
     weight.grad = torch.randn(6, 4)
     optimizer.step()
     optimizer.state[weight]["second_moment"][0, 0, 0, 0] = 1e60
-    saved = optimizer.state_dict(bases=False)
-    other = Spectral([torch.nn.Parameter(torch.zeros(6, 4))], lr=1e-3, state_dtype=torch.float64)
-    other.load_state_dict(saved)
-    (state,) = other.state.values()
-    assert state["second_moment"].isfinite().all()
-    assert state["second_moment"].max() > 1e38
+    optimizer.load_state_dict(optimizer.state_dict(bases=False))
+    loaded = optimizer.state[weight]["second_moment"]
+    assert loaded.isfinite().all()
+    assert loaded.max() > 1e38

@@ -1,10 +1,10 @@
-"""Special settings are known methods; and the batched kernel is the core's one update, parameter by
-parameter.
-"""
+"""Special settings are known methods; and the batched step is the core's one update."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from eigenstep import Diagonal, Full, Kronecker, OuterProducts, Spectral
+from eigenstep import Diagonal, Full, Kronecker, OuterProducts, Spectral, Turning
 from eigenstep.core.step import (
-    Turning,
     bounded,
-    cayley,
-    exp,
     moore_penrose,
+    quadratic,
     truncated_cayley,
     truncated_exp,
 )
 from eigenstep.core.update import update
-from eigenstep.optim.layout import plan
+from eigenstep.optim.batches import split
+
+from .layouts import laid_out
 
 LR = 0.01
 
@@ -55,42 +55,36 @@ def gradients(*shape: int, steps: int = 40) -> Tensor:
     )
 
 
+def similar(*shape: int) -> Tensor:
+    """Return gradients whose entries have about one size: damping says nothing beside them."""
+    signs = torch.randn(40, *shape, dtype=torch.float64).sign()
+    return signs * (0.5 + torch.rand(40, *shape, dtype=torch.float64))
+
+
 PLAIN: dict[str, Any] = {
-    "grafting": None,
     "lr": LR,
     "betas": (0.9, 0.95),
     "damping": 0.0,
     "weight_decay": 0.0,
-    "nesterov": False,
-    "start": 1.0,
-    "maps": "exact",
+    "nesterov": 0.0,
+    "grafting": False,
 }
-
-
-VECTOR: dict[str, Any] = {
-    **PLAIN,
-    "maps": "quadratic",
-    "eigenvalues": "kronecker",
-    "relative_damping": False,
-}
-VECTOR["damping"] = 1e-30
-"""By these eigenvalues, vectors follow the paper's rule as matrices do, with all its options."""
+VECTOR: dict[str, Any] = {**PLAIN, "eigenvalues": "kronecker"}
+"""By these eigenvalues, vectors follow the rule of matrices, with all its options."""
+PAPER: dict[str, Any] = {"lr": LR, "weight_decay": 0.0, "damping": 1e-30, "clip": None}
+"""Constant rates."""
 
 
 class TestKnownMethods:
-    @pytest.mark.parametrize("shape", [(), (9,), (4, 5), (2, 3, 4)], ids=str)
-    @pytest.mark.parametrize("beta1", [0.9, 0.0])
+    @pytest.mark.parametrize(("shape", "beta1"), [((9,), 0.9), ((2, 3, 4), 0.0)], ids=str)
     def test_diagonal_is_adam(self, shape: tuple[int, ...], beta1: float) -> None:
         """With beta1 = 0 this is RMSprop with bias correction."""
-        w, gs = parameter(*shape), gradients(*shape)
+        w = parameter(*shape)
+        gs = gradients(*shape)
         twin = nn.Parameter(w.detach().clone())
-        drive(
-            Spectral(
-                [w], structure="diagonal", lr=LR, betas=(beta1, 0.95), eps=0.0, weight_decay=0.0
-            ),
-            gs,
-        )
-        drive(torch.optim.Adam([twin], lr=LR, betas=(beta1, 0.95), eps=0.0), gs)
+        options: dict[str, Any] = {"lr": LR, "betas": (beta1, 0.95), "eps": 0.0}
+        drive(Spectral([w], structure="diagonal", weight_decay=0.0, **options), gs)
+        drive(torch.optim.Adam([twin], **options), gs)
         assert_close(w, twin, rtol=0, atol=1e-12)
 
     def test_nesterov_is_nadam(self) -> None:
@@ -104,21 +98,22 @@ class TestKnownMethods:
 
     def test_weight_of_the_newest_gradient(self) -> None:
         """Quasi-hyperbolic momentum: a mean of two of Adam's steps, with and without momentum."""
-        w, gs = parameter(9), gradients(9)
+        w = parameter(9)
+        gs = similar(9)
         steps = {}
         for nesterov in (0.0, 0.2, 1.0):
             twin = nn.Parameter(w.detach().clone())
             steps[nesterov] = drive(Spectral([twin], **{**VECTOR, "nesterov": nesterov}), gs)
         for mixed, momentum, newest in zip(steps[0.2], steps[0.0], steps[1.0], strict=True):
             assert_close(mixed, 0.8 * momentum + 0.2 * newest, rtol=1e-9, atol=1e-9)
-        rms = torch.optim.Adam(
-            [nn.Parameter(w.detach().clone())], lr=LR, betas=(0.0, 0.95), eps=0.0
-        )
+        twin = nn.Parameter(w.detach().clone())
+        rms = torch.optim.Adam([twin], lr=LR, betas=(0.0, 0.95), eps=0.0)
         for newest, adam in zip(steps[1.0], drive(rms, gs), strict=True):
             assert_close(newest, adam, rtol=1e-9, atol=1e-9)
 
     def test_weight_decay_is_adamw(self) -> None:
-        w, gs = parameter(9), gradients(9)
+        w = parameter(9)
+        gs = similar(9)
         twin = nn.Parameter(w.detach().clone())
         drive(Spectral([w], **{**VECTOR, "weight_decay": 0.3}), gs)
         drive(torch.optim.AdamW([twin], lr=LR, betas=(0.9, 0.95), eps=0.0, weight_decay=0.3), gs)
@@ -129,7 +124,7 @@ class TestKnownMethods:
         primes ours alike.
         """
         w, gs = parameter(9), gradients(9)
-        optimizer = Spectral([w], **{**VECTOR, "betas": (0.0, 0.95), "start": 0.0})
+        optimizer = Spectral.paper([w], betas=(0.0, 0.95), **PAPER)
         second_moment = gs[0].square().mean()
         for g, change in zip(gs, drive(optimizer, gs), strict=True):
             second_moment = 0.95 * second_moment + 0.05 * g.square()
@@ -137,7 +132,7 @@ class TestKnownMethods:
 
     def test_decay_zero_is_adagrad(self) -> None:
         w, gs = parameter(9), gradients(9)
-        optimizer = Spectral([w], decay=0.0, **{**VECTOR, "betas": (0.0, 0.5), "start": 0.0})
+        optimizer = Spectral.paper([w], gamma=0.0, betas=(0.0, 0.5), **PAPER)
         total = 0.5 * gs.square().cumsum(0) + gs[0].square().mean()
         for g, sums, change in zip(gs, total, drive(optimizer, gs), strict=True):
             assert_close(change, g / sums.sqrt(), rtol=1e-9, atol=1e-9)
@@ -145,52 +140,9 @@ class TestKnownMethods:
     def test_root_of_one_over_infinity_is_momentum(self) -> None:
         w, gs = parameter(4, 5), gradients(4, 5)
         twin = nn.Parameter(w.detach().clone())
-        drive(Spectral([w], root=1e12, **{**PLAIN, "start": 0.0}), gs)
+        drive(Spectral.paper([w], root=1e12, exact=True, **PAPER), gs)
         drive(torch.optim.SGD([twin], lr=LR, momentum=0.9, dampening=0.9), [gs[0] * 0.1, *gs[1:]])
         assert_close(w, twin, rtol=0, atol=1e-6)
-
-    @pytest.mark.parametrize("shape", [(9,), (6, 4)], ids=str)
-    @pytest.mark.parametrize("grafting", ["adam", "rms"])
-    def test_grafting_takes_the_size_and_keeps_the_direction(
-        self, grafting: str, shape: tuple[int, ...]
-    ) -> None:
-        w, gs = parameter(*shape), gradients(*shape)
-        # With "exact", eigenvalues would never forget outliers such as these.
-        options = {**(VECTOR if len(shape) == 1 else PLAIN), "maps": cayley}
-        grafted = drive(Spectral([w], **{**options, "grafting": grafting}), gs)
-        plain = drive(Spectral([nn.Parameter(w.detach().clone())], **options), gs)
-        betas = (0.9 if grafting == "adam" else 0.0, 0.95)
-        sizes = drive(
-            torch.optim.Adam([nn.Parameter(w.detach().clone())], lr=LR, betas=betas, eps=0.0), gs
-        )
-        for ours, direction, size in zip(grafted, plain, sizes, strict=True):
-            assert_close(ours.norm(), size.norm(), rtol=1e-7, atol=0)
-            assert_close(ours / ours.norm(), direction / direction.norm(), rtol=0, atol=1e-7)
-
-    @pytest.mark.parametrize("root", [1.0, 4.0])
-    @pytest.mark.parametrize("grafting", ["adam", "rms"])
-    def test_vectors_with_grafting_are_adam_whatever_the_root(
-        self, root: float, grafting: str
-    ) -> None:
-        w, gs = parameter(9), gradients(9)
-        twin = nn.Parameter(w.detach().clone())
-        drive(Spectral([w], root=root, **{**PLAIN, "grafting": grafting, "eps": 0.0}), gs)
-        drive(torch.optim.Adam([twin], lr=LR, betas=(0.9, 0.95), eps=0.0), gs)
-        assert_close(w, twin, rtol=0, atol=1e-12)
-
-    def test_grafting_survives_rows_without_gradient(self) -> None:
-        """Rows of zeros, as in embeddings: the momentum there is rounding noise, and must not
-        count.
-        """
-        w = nn.Parameter(torch.randn(16, 8))
-        gs = torch.randn(30, 16, 8)
-        gs[:, 8:] = 0
-        optimizer = Spectral([w], **{**PLAIN, "grafting": "adam"})
-        twin = torch.optim.Adam(
-            [nn.Parameter(w.detach().clone())], lr=LR, betas=(0.9, 0.95), eps=1e-30
-        )
-        for ours, size in zip(drive(optimizer, gs), drive(twin, gs), strict=True):
-            assert_close(ours.norm(), size.norm(), rtol=1e-2, atol=0)
 
     def test_clip_limits_the_root_mean_square(self) -> None:
         w, gs = parameter(6, 4), gradients(6, 4)
@@ -213,88 +165,77 @@ def read_matrix(state: dict[str, Tensor]) -> Kronecker:
     return Kronecker(state["scale"][0].square(), tuple(factors))
 
 
-LAYOUT: dict[str, Any] = {"structure": "kronecker", "max_dim": 99, "max_ratio": None}
+def blockwise(count: int, size: int, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make a function of matrices one of block-diagonal matrices, for the first factor."""
 
-
-class TestCore:
-    """`eigenstep.update` on one matrix at a time, by ordinary linear algebra, is the kernel's
-    oracle.
-    """
-
-    @pytest.mark.parametrize("rotation", ["bounded", "moore_penrose"])
-    @pytest.mark.parametrize("maps", ["exact", "truncated"])
-    @pytest.mark.parametrize("residual", [False, True])
-    @pytest.mark.parametrize(
-        ("shape", "options"),
-        [
-            ((6, 4), {}),
-            ((5,), {"structure": "full"}),
-            ((3, 4, 2), {"structure": "axes"}),
-            ((3, 4, 2), {"structure": "axes", "max_dim": 3}),
-            ((2, 3, 2, 2), {"structure": "axes"}),
-            ((12, 4), {"max_ratio": 1.0}),
-            ((4, 12), {"max_ratio": 1.0}),
-        ],
-        ids=str,
-    )
-    def test_kernel_learns_what_update_learns(
-        self,
-        shape: tuple[int, ...],
-        options: dict[str, Any],
-        residual: bool,
-        maps: str,
-        rotation: str,
-    ) -> None:
-        whole = plan(shape, **{**LAYOUT, **options})
-        (layout,) = whole.layouts
-        w, gs = parameter(*shape), gradients(*shape, steps=12)
-        optimizer = Spectral(
-            [w],
-            lr=LR,
-            betas=(0.0, 0.9),
-            basis_lr=0.2,
-            start=0.0,
-            interval=1,
-            damping=1e-3,
-            relative_damping=False,
-            rotation=rotation,
-            maps=maps,
-            eigenvalues="kronecker",
-            residual=residual,
-            **{**LAYOUT, **options},
-        )
-        drive(optimizer, gs)
-
-        def blockwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-            """Make a function of matrices one of block-diagonal matrices, for the first factor."""
-
-            def of_blocks(*tensors: Tensor) -> Tensor:
-                count = layout.blocks if len(tensors[0]) == layout.blocks * layout.sizes[0] else 1
-                cut = [t.chunk(count) for t in tensors]
-                squares = [
-                    [part.chunk(count, -1)[i] if part.ndim == 2 else part for part in parts]
-                    for i, parts in enumerate(zip(*cut, strict=True))
-                ]
-                return torch.block_diag(*[function(*block) for block in squares])
-
-            return of_blocks
-
-        turn = {"bounded": bounded, "moore_penrose": partial(moore_penrose, gap=0.1)}[rotation]
-        orthogonal = {"exact": cayley, "truncated": partial(truncated_cayley, cap=0.5)}[maps]
-        events = torch.stack([whole.split(g, 0).flatten(0, 2) for g in gs])
-        kinds = ["full" if full else "diagonal" for full in layout.full]
-        S = Kronecker.identity(events.shape[1:], kinds=kinds, dtype=torch.float64)
-        S = Kronecker(events[0].square().mean(), S.factors)
-        S = S.with_residual() if residual else S
-        for event in events:
-            S = update(
-                S,
-                OuterProducts(event[None]),
-                lr=0.1,
-                turning=Turning(rate=0.2, rotation=blockwise(turn), map=blockwise(orthogonal)),
-                damping=1e-3,
-                positive=exp if maps == "exact" else truncated_exp,
+    def of_blocks(*tensors: Tensor) -> Tensor:
+        if len(tensors[0]) != count * size:
+            return function(*tensors)
+        results = []
+        for start in range(0, count * size, size):
+            block = slice(start, start + size)
+            results.append(
+                function(*(t[block] if t.ndim == 1 else t[block, block] for t in tensors))
             )
-        expected = S.dense()
-        error = (read_matrix(optimizer.state[w]).dense() - expected).abs().amax()
-        assert error <= 1e-9 * expected.abs().amax()
+        return torch.block_diag(*results)
+
+    return of_blocks
+
+
+@pytest.mark.parametrize(
+    ("rotation", "orthogonal"),
+    [
+        (bounded, quadratic),
+        (partial(moore_penrose, gap=0.1), partial(truncated_cayley, cap=0.5)),
+    ],
+    ids=["bounded", "moore_penrose"],
+)
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((6, 4), {"max_ratio": None}),
+        ((5,), {"structure": "full"}),
+        ((12, 4), {"max_ratio": 1.0}),
+        ((4, 12), {"max_ratio": 1.0}),
+    ],
+    ids=str,
+)
+def test_batches_learn_what_update_learns(
+    shape: tuple[int, ...],
+    options: dict[str, Any],
+    rotation: Callable[..., Tensor],
+    orthogonal: Callable[..., Tensor],
+) -> None:
+    """`eigenstep.update`, on one matrix at a time and by ordinary linear algebra, is the oracle."""
+    plan = laid_out(shape, **options)
+    (layout,) = plan.layouts
+    w = parameter(*shape)
+    gs = gradients(*shape, steps=12)
+    optimizer = Spectral(
+        [w],
+        betas=(0.0, 0.9),
+        interval=1,
+        eigenvalues="kronecker",
+        damping=1e-3,
+        turning=Turning(rotation=rotation, map=orthogonal, rate=0.2),
+        **options,
+    )
+    drive(optimizer, gs)
+    events = torch.stack([split(plan, 0, g).flatten(0, 2) for g in gs])
+    S = Kronecker.identity(events.shape[1:], dtype=torch.float64)
+    S = Kronecker(events[0].square().mean(), S.factors)
+    of_blocks = partial(blockwise, layout.blocks, layout.sizes[0])
+    own = Turning(rotation=of_blocks(rotation), map=of_blocks(orthogonal))
+    for number, event in enumerate(events, start=1):
+        mean = S.scale * math.prod(factor.eigs.mean() for factor in S.factors)
+        S = update(
+            S,
+            OuterProducts(event[None]),
+            lr=min(1.0, 0.1 / (1 - 0.9**number)),  # averages that start as means
+            turning=replace(own, rate=min(1.0, 0.2 / (1 - 0.8**number))),
+            damping=1e-3 * mean,
+            positive=truncated_exp,
+        )
+    expected = S.dense()
+    error = (read_matrix(optimizer.state[w]).dense() - expected).abs().amax()
+    assert error <= 1e-9 * expected.abs().amax()

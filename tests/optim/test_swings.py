@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from eigenstep import Spectral
-from eigenstep.optim import kernel
+from eigenstep.optim import matrix
 
 
 def moved(steps: int = 100) -> tuple[float, float]:
@@ -37,7 +37,7 @@ def test_steps_across_a_valley_are_damped_and_those_along_it_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     swing, way = moved()
-    monkeypatch.setattr(kernel, "NO_TRUST", 2.0)
+    monkeypatch.setattr(matrix, "NO_TRUST", 2.0)
     restless, slow = moved()
     assert swing < 0.25 * restless
     assert way > 0.9 * slow
@@ -68,7 +68,7 @@ def test_zero_gradients_say_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"grafting": None}, {"betas": (0.0, 0.95)}, {"root": 1.0}], ids=str
+    "options", [{"grafting": False}, {"betas": (0.0, 0.95)}, {"root": 1.0}], ids=str
 )
 def test_only_steps_sized_by_descent_with_momentum_look(options: dict[str, object]) -> None:
     weight = nn.Parameter(torch.zeros(4, 3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +34,7 @@ class TestClosure:
             losses = [optimizer.step(closure) for _ in range(6)]
         assert calls == [True] * 6
         assert losses[-1] < losses[0]
+        assert all(w.requires_grad and w.is_leaf for w in problem.parameters)
         assert equal(problem.snapshot(), final(lambda ps: Spectral(ps, LR), steps=6))
 
     def test_without_closure_there_is_no_loss(self) -> None:
@@ -45,48 +45,24 @@ class TestClosure:
 
 MAKE: dict[str, Callable[[Optimizer], Any]] = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
-    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.9),
-    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
-    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 4]),
-    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, total_iters=3),
-    "LinearLR": lambda o: lr_scheduler.LinearLR(o, total_iters=3),
-    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
     "SequentialLR": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o, total_iters=2), lr_scheduler.ExponentialLR(o, 0.9)], [2]
     ),
-    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, total_iters=6),
-    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 6),
-    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ConstantLR(o, total_iters=3), lr_scheduler.ExponentialLR(o, 0.9)]
-    ),
     "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=0.9),
     "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.05, step_size_up=2),
-    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=7),
 }
 
 
 class TestSchedulers:
-    def test_none_is_left_out(self) -> None:
-        """If torch gets a new one, it belongs into this list."""
-        known = {
-            name
-            for name, item in vars(lr_scheduler).items()
-            if inspect.isclass(item)
-            and issubclass(item, lr_scheduler.LRScheduler)
-            and not name.startswith("_")
-        }
-        assert known - {"LRScheduler"} == set(MAKE)
-
-    @pytest.mark.parametrize("name", MAKE)
-    @pytest.mark.parametrize("lr", [LR, torch.tensor(LR)], ids=["float", "tensor"])
+    @pytest.mark.parametrize(
+        ("name", "lr"),
+        [*((name, LR) for name in MAKE), ("LambdaLR", torch.tensor(LR))],
+        ids=str,
+    )
     def test_steps_use_the_scheduled_rate(self, name: str, lr: Any) -> None:
-        if name == "ReduceLROnPlateau" and isinstance(lr, torch.Tensor):
-            pytest.skip("torch's ReduceLROnPlateau compares learning rates as numbers")
         problem = Problem([(6, 4), (5,)])
-        optimizer = Spectral(
-            problem.parameters, lr.clone() if isinstance(lr, torch.Tensor) else lr, weight_decay=0.0
-        )
+        optimizer = Spectral(problem.parameters, lr, weight_decay=0.0)
         reference = Problem([(6, 4), (5,)])
         plain = Spectral(reference.parameters, LR, weight_decay=0.0)
         scheduler = MAKE[name](optimizer)
@@ -98,10 +74,7 @@ class TestSchedulers:
             optimizer.step()
             reference.backward()
             plain.step()
-            if name == "ReduceLROnPlateau":
-                scheduler.step(1.0)
-            else:
-                scheduler.step()
+            scheduler.step(*[1.0] * (name == "ReduceLROnPlateau"))
         assert len(set(rates)) > 1
         for w, twin in zip(problem.parameters, reference.parameters, strict=True):
             assert_close(w, twin, rtol=1e-6, atol=1e-6)
@@ -149,15 +122,13 @@ class TestAmp:
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
         optimizer = Spectral(model.parameters(), 0.01)
         x = torch.randn(64, 8)
-        y = x.sum(1, keepdim=True).tanh()
         losses = []
         for _ in range(30):
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16):
-                loss = (model(x) - y).square().mean()
-            loss.backward()
+                losses.append((model(x) - x.sum(1, keepdim=True).tanh()).square().mean())
+            losses[-1].backward()
             optimizer.step()
-            losses.append(loss.item())
         assert losses[-1] < losses[0] / 3
 
 
@@ -180,28 +151,28 @@ class TestGradients:
             assert_close(halves, whole, rtol=1e-8, atol=1e-8)
 
     def test_clipping_by_torch(self) -> None:
-        problem = Problem()
-        optimizer = Spectral(problem.parameters, LR)
+        """It is the same as multiplying all gradients by one number."""
+        clipped, scaled = Problem(dtype=torch.float64), Problem(dtype=torch.float64)
+        ours, theirs = Spectral(clipped.parameters, LR), Spectral(scaled.parameters, LR)
         for _ in range(5):
-            problem.backward()
-            nn.utils.clip_grad_norm_(problem.parameters, 0.1)
-            optimizer.step()
+            clipped.backward()
+            norm = nn.utils.clip_grad_norm_(clipped.parameters, 0.1).item()
+            assert norm > 0.1
+            ours.step()
+            scaled.backward(0.1 / (norm + 1e-6))
+            theirs.step()
+        for w, twin in zip(clipped.parameters, scaled.parameters, strict=True):
+            assert_close(w, twin, rtol=1e-10, atol=1e-10)
 
     def test_gradients_are_left_alone(self) -> None:
         problem = Problem()
         optimizer = Spectral(problem.parameters, LR, maximize=True)
         for _ in range(3):
             problem.backward()
-            before = [w.grad.clone() for w in problem.parameters if w.grad is not None]
+            gradients = [w.grad for w in problem.parameters if w.grad is not None]
+            before = [gradient.clone() for gradient in gradients]
             optimizer.step()
-            assert equal([w.grad for w in problem.parameters if w.grad is not None], before)
-
-    def test_zero_grad(self) -> None:
-        problem = Problem()
-        optimizer = Spectral(problem.parameters)
-        problem.backward()
-        optimizer.zero_grad()
-        assert all(w.grad is None for w in problem.parameters)
+            assert equal(gradients, before)
 
     def test_maximize_goes_the_other_way(self) -> None:
         up, down = Problem(dtype=torch.float64), Problem(dtype=torch.float64)
@@ -213,11 +184,3 @@ class TestGradients:
             down.backward()
             faller.step()
         assert equal(up.snapshot(), down.snapshot())
-
-    def test_outer_no_grad_and_inference_tensors(self) -> None:
-        problem = Problem()
-        optimizer = Spectral(problem.parameters, LR)
-        problem.backward()
-        with torch.no_grad():
-            optimizer.step()
-        assert all(w.requires_grad and w.is_leaf for w in problem.parameters)

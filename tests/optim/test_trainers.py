@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eigenstep import Spectral
 
-from .language_models import EXAMPLES, language_model
+from .language_models import EXAMPLES, TEXTS, language_model
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here needs to be downloaded
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages, about their own affairs
@@ -31,14 +31,13 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
 
 
-def by_hand(epochs: int) -> tuple[nn.Module, list[float]]:
-    """Train with a plain loop, the reference for all others: batches of 16 in order, rates that
-    fall.
-    """
-    model, losses = network(), []
+def by_hand() -> tuple[nn.Module, list[float]]:
+    """Train with a plain loop, the reference for all others: batches in order, falling rates."""
+    model = network()
+    losses = []
     optimizer = Spectral(model.parameters(), 0.02)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
-    for _ in range(epochs):
+    for _ in range(6):
         for x, y in DataLoader(data(), batch_size=16):
             optimizer.zero_grad()
             loss = mse_loss(model(x), y)
@@ -54,137 +53,119 @@ def assert_same(model: nn.Module, expected: nn.Module) -> None:
         assert torch.equal(w, twin)
 
 
-class TestLightning:
-    def trainer(self, path: Path, epochs: int) -> Any:
-        lightning = pytest.importorskip("pytorch_lightning")
-        return lightning.Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            default_root_dir=path,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-
-    def module(self) -> Any:
-        lightning = pytest.importorskip("pytorch_lightning")
-
-        class Regression(lightning.LightningModule):
-            def __init__(self) -> None:
-                super().__init__()
-                self.network = network()
-
-            def training_step(self, batch: list[Tensor], _: int) -> Tensor:
-                return mse_loss(self.network(batch[0]), batch[1])
-
-            def configure_optimizers(self) -> Any:
-                optimizer = Spectral(self.network.parameters(), 0.02)
-                scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
-                return {
-                    "optimizer": optimizer,
-                    "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-                }
-
-        return Regression()
-
-    def test_trains_as_by_hand(self, tmp_path: Path) -> None:
-        module = self.module()
-        self.trainer(tmp_path, epochs=6).fit(module, DataLoader(data(), batch_size=16))
-        expected, losses = by_hand(epochs=6)
-        assert losses[-1] < losses[0] / 2
-        assert_same(module.network, expected)
-
-    def test_resumes_from_its_checkpoint(self, tmp_path: Path) -> None:
-        first = self.trainer(tmp_path, epochs=3)
-        first.fit(self.module(), DataLoader(data(), batch_size=16))
-        first.save_checkpoint(tmp_path / "half.ckpt")
-        module = self.module()
-        self.trainer(tmp_path, epochs=6).fit(
-            module, DataLoader(data(), batch_size=16), ckpt_path=tmp_path / "half.ckpt"
-        )
-        assert_same(module.network, by_hand(epochs=6)[0])
+def lightning_trainer(path: Path, epochs: int) -> Any:
+    lightning = pytest.importorskip("pytorch_lightning")
+    return lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        default_root_dir=path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
 
 
-class TestAccelerate:
-    def prepared(self, **options: Any) -> tuple[Any, nn.Module, Any, Any, Any]:
-        accelerate = pytest.importorskip("accelerate")
-        accelerator = accelerate.Accelerator(cpu=True, **options)
-        model = network()
-        optimizer = Spectral(model.parameters(), 0.02)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
-        return accelerator, *accelerator.prepare(
-            model, optimizer, DataLoader(data(), batch_size=16), scheduler
-        )
+def lightning_module() -> Any:
+    lightning = pytest.importorskip("pytorch_lightning")
 
-    def run(
-        self,
-        epochs: int,
-        accelerator: Any,
-        model: nn.Module,
-        optimizer: Any,
-        loader: Any,
-        scheduler: Any,
-    ) -> None:
-        for _ in range(epochs):
-            for x, y in loader:
-                with accelerator.accumulate(model):
-                    accelerator.backward(mse_loss(model(x), y))
-                    optimizer.step()
-                    scheduler.step()
-                    optimizer.zero_grad()
+    class Regression(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
 
-    def test_trains_as_by_hand(self) -> None:
-        prepared = self.prepared()
-        self.run(6, *prepared)
-        assert_same(prepared[1], by_hand(epochs=6)[0])
+        def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+            return mse_loss(self.network(batch[0]), batch[1])
 
-    def test_resumes_from_its_checkpoint(self, tmp_path: Path) -> None:
-        prepared = self.prepared()
-        self.run(3, *prepared)
-        prepared[0].save_state(str(tmp_path))
-        prepared = self.prepared()
-        prepared[0].load_state(str(tmp_path))
-        self.run(3, *prepared)
-        assert_same(prepared[1], by_hand(epochs=6)[0])
+        def configure_optimizers(self) -> Any:
+            optimizer = Spectral(self.network.parameters(), 0.02)
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+            }
 
-    def test_accumulates_gradients(self) -> None:
-        prepared = self.prepared(gradient_accumulation_steps=2)
-        self.run(2, *prepared)
-        assert prepared[2].optimizer.param_groups[0]["count"] == 4
+    return Regression()
 
 
-class TestTransformers:
-    def trained(self, path: Path, steps: int, resume: str | None = None) -> Any:
-        transformers = pytest.importorskip("transformers")
-        pytest.importorskip("accelerate")
-        model = language_model("Llama")
-        optimizer = Spectral(model.named_parameters(), 0.01)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
-        arguments = transformers.TrainingArguments(
-            output_dir=str(path),
-            max_steps=steps,
-            per_device_train_batch_size=8,
-            save_steps=10,
-            use_cpu=True,
-            report_to=[],
-            disable_tqdm=True,
-        )
-        trainer = transformers.Trainer(
-            model, arguments, train_dataset=EXAMPLES, optimizers=(optimizer, scheduler)
-        )
-        trainer.train(resume_from_checkpoint=resume)
-        return model
+def test_lightning_trains_as_by_hand_and_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+    expected, losses = by_hand()
+    assert losses[-1] < losses[0] / 2
+    loader = DataLoader(data(), batch_size=16)
+    first = lightning_trainer(tmp_path, epochs=3)
+    first.fit(lightning_module(), loader)
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    module = lightning_module()
+    lightning_trainer(tmp_path, epochs=6).fit(module, loader, ckpt_path=tmp_path / "half.ckpt")
+    assert_same(module.network, expected)
 
-    def test_trains_and_resumes(self, tmp_path: Path) -> None:
-        whole = self.trained(tmp_path / "whole", steps=40)
-        texts = (torch.arange(32)[:, None] + 3 * torch.arange(12)) % 32
-        with torch.no_grad():
-            logits = whole(texts).logits
-        assert cross_entropy(logits[:, :-1].flatten(0, 1), texts[:, 1:].flatten()) < 1.5, (
-            "guessing costs log(32) = 3.5"
-        )
-        resumed = self.trained(
-            tmp_path / "again", steps=40, resume=str(tmp_path / "whole" / "checkpoint-10")
-        )
-        assert_same(resumed, whole)
+
+def prepared(**options: Any) -> tuple[Any, nn.Module, Any, Any, Any]:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, **options)
+    model = network()
+    optimizer = Spectral(model.parameters(), 0.02)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+    loader = DataLoader(data(), batch_size=16)
+    return accelerator, *accelerator.prepare(model, optimizer, loader, scheduler)
+
+
+def accelerated(
+    epochs: int, accelerator: Any, model: nn.Module, optimizer: Any, loader: Any, scheduler: Any
+) -> None:
+    for _ in range(epochs):
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(mse_loss(model(x), y))
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+
+
+def test_accelerate_trains_as_by_hand_and_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+    first = prepared()
+    accelerated(3, *first)
+    first[0].save_state(str(tmp_path))
+    second = prepared()
+    second[0].load_state(str(tmp_path))
+    accelerated(3, *second)
+    assert_same(second[1], by_hand()[0])
+
+
+def test_accelerate_accumulates_gradients() -> None:
+    parts = prepared(gradient_accumulation_steps=2)
+    accelerated(2, *parts)
+    assert parts[2].optimizer.param_groups[0]["count"] == 4
+
+
+def transformer(path: Path, resume: str | None = None) -> Any:
+    """Return a small language model after 40 steps of ``transformers.Trainer``."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    model = language_model("Llama")
+    optimizer = Spectral(model.named_parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(path),
+        max_steps=40,
+        per_device_train_batch_size=8,
+        save_steps=10,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=EXAMPLES, optimizers=(optimizer, scheduler)
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return model
+
+
+def test_transformers_trains_and_resumes(tmp_path: Path) -> None:
+    whole = transformer(tmp_path / "whole")
+    with torch.no_grad():
+        logits = whole(TEXTS).logits
+    loss = cross_entropy(logits[:, :-1].flatten(0, 1), TEXTS[:, 1:].flatten())
+    assert loss < 1.5, "guessing costs log(32) = 3.5"
+    resumed = transformer(tmp_path / "again", str(tmp_path / "whole" / "checkpoint-10"))
+    assert_same(resumed, whole)

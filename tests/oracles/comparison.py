@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from eigenstep import Spectral
+from eigenstep import Spectral, Turning
+from eigenstep.core.step import ROTATIONS
+from eigenstep.optim import Fused
 
 from .formulas import Array
 from .transcription import DEFAULTS, FAST, PAPER, Oracle
@@ -23,6 +26,31 @@ RECIPES: dict[str, tuple[Callable[..., Spectral], dict[str, Any]]] = {
     "fast": (Spectral.fast, FAST),
     "paper": (Spectral.paper, PAPER),
 }
+
+
+FUSED = ("sizes", "heads", "axis", "batch_dims")
+TURNING = ("rotation", "map", "rate", "mend", "dtype")
+
+
+def arguments_of(options: dict[str, Any], recipe: str) -> dict[str, Any]:
+    """Return arguments of ``Spectral`` for options of the oracle: those that it puts together."""
+    arguments = dict(options)
+
+    def taken(names: Sequence[str]) -> dict[str, Any]:
+        return {name: arguments.pop(name) for name in names if name in arguments}
+
+    fused = taken(FUSED)
+    if fused:
+        arguments["fused"] = Fused(**fused)
+    if recipe != "paper":
+        own, turning = taken(("gap",)), taken(TURNING)
+        if "basis_lr" in arguments:
+            own["rate"] = arguments.pop("basis_lr")
+        if own:
+            turning["rotation"] = partial(ROTATIONS[turning["rotation"]], **own)
+        if turning:
+            arguments["turning"] = Turning(**turning)
+    return arguments
 
 
 def stream(shape: Shape, steps: int, seed: int = 0, scale: float = 0.3) -> Array:
@@ -40,6 +68,12 @@ def stream(shape: Shape, steps: int, seed: int = 0, scale: float = 0.3) -> Array
         * (gradients + 0.5 * random.standard_normal(shape))
         * loudness.reshape(-1, *[1] * len(shape))
     )
+
+
+def gradients_of(shapes: Sequence[Shape], steps: int = 30) -> list[list[Array | None]]:
+    """Return gradients of parameters for each step, which tests may change."""
+    streams = [stream(shape, steps, at) for at, shape in enumerate(shapes)]
+    return [list(gradients) for gradients in zip(*streams, strict=True)]
 
 
 def assert_same(
@@ -61,22 +95,21 @@ def assert_same(
         gradients: for each step those of all parameters; :func:`stream` by default. curvature: for
         each step the vectors given to it, by number of the parameter. units: numbers by which the
         library's gradients are multiplied, one for each parameter, but the oracle's are not: most
-        options make steps that do not depend on them. **options: arguments of ``Spectral`` that
-        differ from the recipe's.
+        options make steps that do not depend on them. **options: those of the oracle that differ
+        from the recipe's, and the number format of bases.
     """
     shapes = [shapes] if isinstance(shapes, tuple) else list(shapes)
     units = units or [1.0] * len(shapes)
-    gradients = gradients or list(
-        zip(*(stream(s, steps, at) for at, s in enumerate(shapes)), strict=True)
-    )
+    gradients = gradients or gradients_of(shapes, steps)
     steps = min(steps, LONGEST)
     build, defaults = RECIPES[recipe]
     starts = [np.array(stream(shape, 1, 77)[0]) for shape in shapes]
     params = [torch.tensor(start, requires_grad=True) for start in starts]
-    optimizer = build(params, **{"lr": LR, **options})
-    half = options.pop("basis_dtype", None) == torch.bfloat16
+    optimizer = build(params, **arguments_of({"lr": LR, **options}, recipe))
+    half = options.pop("basis_dtype" if recipe == "paper" else "dtype", None) == torch.bfloat16
     arrays = [start.copy() for start in starts]
     oracle = Oracle(arrays, {**defaults, "lr": LR, **options, "half": half})
+    assert oracle.options.keys() == defaults.keys()
 
     differences = np.zeros(len(shapes))
     for at in range(steps):

@@ -130,13 +130,11 @@ def newton_schulz(B: Array, form: Format = EXACT) -> Array:
     return form.round((1.5 * b - 0.5 * b @ (b.T @ b)).astype(np.float64))
 
 
-def rate(beta: float, t: float, start: float) -> float:
-    """Weight of the ``t``-th term of a running average, ``(1 - beta) / (1 - beta^(1 + (t -
-    1)/start))``.
-
-    With ``start = 1`` that is Adam's bias correction; with ``start = 0`` there is none.
+def rate(beta: float, t: float) -> float:
+    """Weight of the ``t``-th term of a running average that starts as a mean, as by Adam's bias
+    correction.
     """
-    return 1 - beta if start == 0 else (1 - beta) / (1 - beta ** (1 + (t - 1) / start))
+    return (1 - beta) / (1 - beta**t)
 
 
 def factor_curvature(H: Array, d: list[Array], at: int) -> Array:

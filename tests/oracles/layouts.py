@@ -65,29 +65,30 @@ def counted(x: Array, options: dict[str, Any]) -> list[Array]:
 
 
 def own_views(x: Array, options: dict[str, Any]) -> list[tuple[Array, list[Side]]]:
-    longest, structure = options["max_dim"] or x.size, options["structure"]
-    if structure == "full" and x.size <= longest:
+    structure = options["structure"]
+    if structure == "full" and x.size <= (options["max_dim"] or x.size):
         return [(x.reshape(-1), [Side(x.size, whole(x.size))])]
     matrix = x.reshape(x.shape[0], -1) if x.ndim > 1 else x.reshape(1, -1)
-    embedding = structure == "auto" and max(matrix.shape) > max(30_000, 4 * min(matrix.shape))
-    if structure == "diagonal" or embedding or min(matrix.shape) == 1:
+    parts = fused(matrix if options["axis"] == 0 else matrix.T, options)
+    embeddings = x.ndim == 2 and structure == "auto" and all(map(is_embedding, parts))
+    if structure == "diagonal" or embeddings or min(matrix.shape) == 1:
         return [(x.reshape(-1), [Side(x.size, [])])]
-    if structure == "axes" and x.ndim > 2:
-        return [(x, [Side(n, whole(n) if 1 < n <= longest else []) for n in x.shape])]
-    found = []
-    for part in fused(matrix if options["split_dim"] == 0 else matrix.T, options):
-        found += cut(part, options)
-    return found
+    return [piece for part in parts for piece in cut(part, options)]
+
+
+def is_embedding(part: Array) -> bool:
+    rows, columns = part.shape
+    return rows >= 1024 and rows >= 16 * columns and columns >= 32
 
 
 def fused(matrix: Array, options: dict[str, Any]) -> list[Array]:
     """Return the matrices whose rows were put together."""
-    sizes = options["split_sizes"] or [len(matrix)]
-    heads = options["num_heads"] or 1
+    sizes = options["sizes"] or [len(matrix)]
+    heads = options["heads"] or 1
     heads = [heads] * len(sizes) if isinstance(heads, int) else heads
-    lengths = [
-        size // count for size, count in zip(sizes, heads, strict=True) for _ in range(count)
-    ]
+    lengths: list[int] = []
+    for size, count in zip(sizes, heads, strict=True):
+        lengths += [size // count] * count
     return rows_of(matrix, lengths)
 
 
@@ -103,11 +104,9 @@ def cut(matrix: Array, options: dict[str, Any]) -> list[tuple[Array, list[Side]]
     found = []
     for part in rows_of(matrix.T, even(matrix.shape[1], longest)):
         width = len(part)
-        limit = (
-            longest
-            if options["max_ratio"] is None
-            else min(longest, math.ceil(options["max_ratio"] * width))
-        )
+        limit = longest
+        if options["max_ratio"] is not None:
+            limit = min(longest, math.ceil(options["max_ratio"] * width))
         heights = even(matrix.shape[0], limit)
         for height in sorted(set(heights), reverse=True):
             alike = part[:, : height * heights.count(height)]

@@ -4,6 +4,7 @@ are.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from eigenstep import Dense, Full, Kronecker, OuterProducts, Spectral, project, update
+from eigenstep import Dense, Full, Kronecker, OuterProducts, Spectral, Turning, project, update
 from eigenstep.core import step as core
 from eigenstep.core.matrices import contract
 from eigenstep.core.step import accumulation_dtype, matmul
-from eigenstep.optim.kernel import _grafted_step, _precondition, step
-from eigenstep.optim.state import Rates, Rule, new_state
+from eigenstep.optim import matrix, vector
+from eigenstep.optim.formats import to_names
+from eigenstep.optim.matrix import GivenCurvature, Matrices, MatrixState
+from eigenstep.optim.options import Options
+from eigenstep.paper import PaperMatrices
 from eigenstep_lab.baselines.van_loan import nearest_factors
 from eigenstep_lab.orthogonality import inverse_cayley, orthogonality_defect
 
@@ -86,26 +90,24 @@ def test_core(request: pytest.FixtureRequest) -> None:
         assert torch.equal(one, other)
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"residual": True, "grafting": "adam"},
-    {"structure": "axes", "maps": "exact"},
+OPTIMIZERS: list[Callable[..., Spectral]] = [
+    Spectral,
+    partial(Spectral, structure="full", turning=Turning(map="cayley")),
+    Spectral.paper,
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_spectral(options: dict[str, Any], request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("build", OPTIMIZERS)
+def test_spectral(build: Callable[..., Spectral], request: pytest.FixtureRequest) -> None:
     gradients = random(4, 2, 3, 2)
 
     def run() -> Tensor:
         param = gradients[0].clone().requires_grad_()
-        optimizer = Spectral([param], lr=0.1, **options)
+        optimizer = build([param], lr=0.1)
         for gradient in gradients:
             param.grad = gradient
             optimizer.step()
-        assert {
-            v.device.type for v in optimizer.state[param].values() if isinstance(v, Tensor)
-        } <= {"cpu"}
+        assert {tensor.device.type for tensor in optimizer.state[param].values()} == {"cpu"}
         return param.detach()
 
     expected = run()
@@ -156,41 +158,67 @@ def test_samples_have_the_format_of_the_eigenvalues(basis: torch.dtype) -> None:
     assert S.solve(torch.ones(3, dtype=torch.float16)).dtype == torch.float16
 
 
-@pytest.mark.parametrize(
-    "rule", [Rule(), Rule(grafting="adam", clip=1.0), Rule(maps="exact", rotation="normalized")]
-)
-@pytest.mark.parametrize("dtype", FORMATS, ids=str)
-def test_state_is_where_and_what_it_is_told(dtype: torch.dtype, rule: Rule) -> None:
+def options_of(
+    build: Callable[..., Spectral], dtype: torch.dtype = torch.float64, **options: Any
+) -> Options:
+    """Return options as the arithmetic gets them: with all formats of numbers."""
+    optimizer = build([torch.zeros(1)], **{"state_dtype": dtype, **options})
+    return optimizer.options_of(optimizer.param_groups[0])
+
+
+KINDS: list[tuple[type[Matrices], Callable[..., Spectral], dict[str, Any]]] = [
+    (Matrices, Spectral, {"turning": Turning(dtype=torch.bfloat16)}),
+    (Matrices, Spectral, {"turning": Turning("normalized", "cayley", dtype=torch.bfloat16)}),
+    (Matrices, Spectral, {"eigenvalues": "kronecker"}),
+    (PaperMatrices, Spectral.paper, {"basis_dtype": torch.bfloat16}),
+]
+
+
+@pytest.mark.parametrize(("kind", "build", "more"), KINDS)
+@pytest.mark.parametrize("has_basis", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_state_is_where_and_what_it_is_told(
+    dtype: torch.dtype,
+    has_basis: bool,
+    kind: type[Matrices],
+    build: Callable[..., Spectral],
+    more: dict[str, Any],
+) -> None:
     """Without any numbers at all: a step never asks for one, so it never waits for a device."""
-    options = {"momentum": True, "residual": True, "dtype": dtype, "basis_dtype": torch.bfloat16}
-    state = new_state((2, 3, 4, 5), (True, False), rule, device=torch.device("meta"), **options)
-    rates = Rates(*torch.empty(4, device="meta", dtype=accumulation_dtype(dtype)))
-    direction = step(
-        torch.empty(2, 3, 4, 5, device="meta", dtype=dtype), None, state, rule, rates, True
-    )
-    assert direction.dtype == accumulation_dtype(dtype)
-    assert {tensor.device.type for tensor in (direction, *state.values())} == {"meta"}
-    for name, tensor in state.items():
-        large, square = (
-            name in ("momentum", "second_moment", "graft"),
-            name in ("basis_0", "residual_0"),
-        )
-        assert tensor.dtype == (
-            dtype if large else torch.bfloat16 if square else accumulation_dtype(dtype)
-        )
-        shape = {"eigs_0": (2, 3, 4), "eigs_1": (2, 1, 5), "speed_0": (2, 3)}.get(name, (2,))
-        assert tensor.shape == ((2, 3, 4, 5) if large else (2, 3, 4, 4) if square else shape)
+    options = options_of(build, dtype, clip=1.0, **more)
+    bases = dtype if more == {"eigenvalues": "kronecker"} else torch.bfloat16
+    wide = accumulation_dtype(dtype)
+    state = matrix.new_state((2, 3, 4, 5), options, has_basis=has_basis, device="meta")
+    gradient = torch.empty(2, 3, 4, 5, device="meta", dtype=dtype)
+    rates = kind.rates_of(options, state.scale)
+    direction = matrix.step(kind, state, options, rates, gradient, None, True, True)
+    assert direction.dtype == wide
+    named = to_names(state)
+    assert {tensor.device.type for tensor in (direction, *named.values(), *rates)} == {"meta"}
+    assert {rate.dtype for rate in rates} == {wide}
+    shapes = {
+        "momentum": (2, 3, 4, 5),
+        "second_moment": (2, 3, 4, 5),
+        "basis_0": (2, 3, 4, 4),
+        "basis_1": (2, 1, 5, 5),
+        "eigs_0": (2, 3, 4),
+        "eigs_1": (2, 1, 5),
+        "speed_0": (2, 3),
+        "speed_1": (2, 1),
+    }
+    formats = {"momentum": dtype, "second_moment": dtype, "basis_0": bases, "basis_1": bases}
+    assert ("basis_0" in named) == has_basis
+    assert ("second_moment" in named) == (options.eigenvalues == "corrected")
+    for name, tensor in named.items():
+        assert tensor.shape == shapes.get(name, (2,))
+        assert tensor.dtype == formats.get(name, wide)
 
 
 @pytest.mark.parametrize("momentum", [False, True])
 def test_state_without_bases(momentum: bool) -> None:
-    options = {
-        "dtype": torch.bfloat16,
-        "basis_dtype": torch.float64,
-        "device": torch.device("meta"),
-    }
-    state = new_state((2, 3, 4), (False,), Rule(), momentum=momentum, residual=True, **options)
-    assert list(state) == ["step", *["momentum"] * momentum, "second_moment"]
+    options = options_of(Spectral, torch.bfloat16, betas=(0.9 * momentum, 0.95))
+    state = to_names(vector.new_state((2, 1, 4), options, device="meta"))
+    assert list(state) == ["step", "second_moment", *["momentum"] * momentum]
     assert {tensor.device.type for tensor in state.values()} == {"meta"}
     assert [tensor.dtype for tensor in state.values()] == [
         torch.float32,
@@ -198,34 +226,26 @@ def test_state_without_bases(momentum: bool) -> None:
     ]
 
 
-def kernel_state(shape: tuple[int, ...], rule: Rule) -> dict[str, Tensor]:
-    options = {
-        "momentum": True,
-        "residual": False,
-        "dtype": torch.float64,
-        "basis_dtype": torch.float64,
-    }
-    return new_state(shape, (True,) * (len(shape) - 2), rule, device=torch.device("cpu"), **options)
-
-
 def test_curvature_may_have_fewer_digits() -> None:
-    rule, rates = (
-        Rule(),
-        Rates(*(torch.tensor(x, dtype=torch.float64) for x in (0.9, 0.95, 0.1, 1e-10))),
-    )
+    options = options_of(Spectral)
     gradients, curvature = random(3, 1, 1, 4, 3), random(3, 1, 1, 4, 3, 2, seed=1).bfloat16()
-    directions = []
+    found = []
     for vectors in (curvature, curvature.double()):
-        state = kernel_state((1, 1, 4, 3), rule)
-        directions.append(
-            [step(g, v, state, rule, rates, True) for g, v in zip(gradients, vectors, strict=True)]
-        )
-    assert all(torch.equal(one, other) for one, other in zip(*directions, strict=True))
+        state = matrix.new_state((1, 1, 4, 3), options, has_basis=True, device="cpu")
+        rates = Matrices.rates_of(options, state.scale)
+        for gradient, some in zip(gradients, vectors, strict=True):
+            given = GivenCurvature(some, torch.tensor([True]))
+            arguments = (Matrices, state, options, rates, gradient, given, True, True)
+            found.append(matrix.step(*arguments))
+    assert all(torch.equal(one, other) for one, other in zip(found[:3], found[3:], strict=True))
 
 
 def test_sides_of_size_one_have_a_state_too() -> None:
-    state = kernel_state((2, 1, 1), Rule())
-    assert (state["basis_0"].shape, state["speed_0"].shape) == ((2, 1, 1, 1), (2, 1))
+    state = matrix.new_state((2, 1, 1), options_of(Spectral), has_basis=True, device="cpu")
+    (side,) = state.sides
+    assert side.basis is not None
+    assert side.speed is not None
+    assert (side.basis.shape, side.speed.shape) == ((2, 1, 1, 1), (2, 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -242,24 +262,11 @@ def test_products_of_half_precision_are_float32_sums(dtype: torch.dtype) -> None
 
 def test_states_of_half_precision_are_calculated_with_in_full() -> None:
     """Only what is kept is rounded: with bases that do not turn, all of it is exact in bfloat16."""
-    basis = torch.linalg.qr(random(1, 1, 3, 3))[0]
-    half = {
-        name: random(1, 1, 3, seed=at).square().bfloat16()
-        for at, name in enumerate(("graft", "second_moment"))
-    }
-    state = half | {
-        "momentum": random(1, 1, 3, seed=2).bfloat16(),
-        "step": torch.ones(1),
-        "scale": torch.ones(1),
-    }
-    rates = Rates(*(torch.tensor(x, dtype=torch.float64) for x in (0.9, 0.5, 0.1, 1e-10)))
-    rule, gradient = Rule(grafting="adam", nesterov=False, start=0.0), random(1, 1, 3, seed=3)
-    momentum, graft, second = (
-        state[name].double() for name in ("momentum", "graft", "second_moment")
-    )
-    direction = _precondition(gradient, state, rule, rates)
+    momentum, second = random(1, 1, 3, seed=2).bfloat16(), random(1, 1, 3).square().bfloat16()
+    scale = torch.full((1,), 2.0, dtype=torch.float64)
+    state = MatrixState(scale, scale, scale, (), momentum, second)
+    options = options_of(Spectral, nesterov=0.0, grafting=False)
+    matrices = Matrices(state, options, Matrices.rates_of(options, scale))
+    direction = matrices.precondition_(random(1, 1, 3, seed=3), None)
     assert direction.dtype == torch.float64
-    assert (direction - momentum / second.sqrt()).abs().max() < 1e-14
-    step = _grafted_step(gradient, {0: basis}, state, rule, rates)
-    mean_square = 0.5 * graft.square() + 0.5 * gradient.square()
-    assert (step - (basis @ momentum[..., None])[..., 0] / mean_square.sqrt()).abs().max() < 1e-13
+    assert (direction - momentum.double() / second.double().sqrt() / 2).abs().max() < 1e-14

@@ -1,15 +1,18 @@
 """At the limits of the number format: what is cut is cut at the limit that the formulas name."""
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from eigenstep import Full, Kronecker, OuterProducts, Spectral, update
+from eigenstep import Full, Kronecker, OuterProducts, Spectral, Turning, update
 from eigenstep.core import step
-from eigenstep.optim.kernel import FAINT, _normalize, _precondition, _whiten, _within_range
-from eigenstep.optim.state import Rates, Rule
+from eigenstep.optim.matrix import FAINT, Matrices, MatrixState, Side
+from eigenstep.paper import PaperMatrices
 
 from . import formulas
 from .test_maps import averages, skew
@@ -21,6 +24,19 @@ LARGEST = float(LIMITS.max * LIMITS.eps)
 
 def tensor(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def matrices(
+    scale: torch.Tensor,
+    second_moment: torch.Tensor | None = None,
+    side: Side | None = None,
+    **options: Any,
+) -> Matrices:
+    """Return what steps a batch of vectors with a basis, in the state that is given."""
+    optimizer = Spectral([torch.zeros(1)], **{"betas": (0.0, 0.95), "grafting": False, **options})
+    typed = optimizer.options_of(optimizer.param_groups[0])
+    state = MatrixState(scale, scale, scale, (side or Side(scale),), second_moment=second_moment)
+    return Matrices(state, typed, Matrices.rates_of(typed, scale))
 
 
 def test_cayley_cuts_entries_on_either_side() -> None:
@@ -114,35 +130,18 @@ def test_eigenvalues_spread_too_far_are_pulled_together() -> None:
     assert abs(found - expected).max() < 1e-12
 
 
-def test_residuals_that_outlive_their_unit_are_shortened() -> None:
-    """Each residual of a stack by itself, so that its largest entry is the inverse of what counts
-    as nothing.
-    """
-    residual = torch.from_numpy(skew(1.0)[:2, None]) * tensor(1.0, 1e12).view(2, 1, 1, 1)
-    eigs = torch.ones(2, 1, 5, dtype=torch.float64)
-    state = {"eigs_0": eigs, "residual_0": residual.clone(), "scale": tensor(1.0, 1.0)}
-    assert _normalize([4 * eigs.flatten(1)], state).tolist() == pytest.approx([math.log(4)] * 2)
-    short, long = residual / 4
-    assert abs(state["residual_0"][0] - short).max() < 1e-15
-    assert abs(state["residual_0"][1] * FAINT - long / long.abs().max()).max() < 1e-15
-    assert state["scale"].tolist() == pytest.approx([2.0, 2.0])
-
-
 @pytest.mark.parametrize("basis", [None, torch.float64, torch.bfloat16], ids=str)
 def test_gradients_are_cut_where_sums_could_overflow(basis: torch.dtype | None) -> None:
     """In the narrower of the formats of arithmetic and bases; what is smaller than the inverse
     counts as zero.
     """
-    most = (
-        LARGEST
-        if basis != torch.bfloat16
-        else float(np.finfo(np.float32).max) * float(np.finfo(np.float32).eps)
-    )
+    narrow = np.finfo(np.float32)
+    most = float(narrow.max) * float(narrow.eps) if basis == torch.bfloat16 else LARGEST
     x = tensor(2 * most, -2 * most, 0.5 * most, 0.5 / most, -0.5 / most, 2 / most)
-    bases = {} if basis is None else {1: torch.eye(2, dtype=basis)}
-    found = _within_range(x, {"scale": tensor(0.0)}, bases)
-    assert found.tolist() == [most, -most, 0.5 * most, 0.0, 0.0, 2 / most]
-    assert _within_range(x.float(), {"scale": tensor(0.0)}, bases).dtype == torch.float64
+    side = Side(tensor(1.0), None if basis is None else torch.eye(2, dtype=basis))
+    batch = matrices(tensor(0.0), side=side)
+    assert batch.within_range(x).tolist() == [most, -most, 0.5 * most, 0.0, 0.0, 2 / most]
+    assert batch.within_range(x.float()).dtype == torch.float64
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -151,70 +150,81 @@ def test_gradients_beyond_the_range_of_bases(given: bool) -> None:
     bases' rounding.
     """
     param = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
-    options = {
-        "weight_decay": 0.0,
-        "grafting": "adam",
-        "basis_dtype": torch.bfloat16,
-        "maps": "exact",
-    }
-    optimizer = Spectral([param], lr=1.0, **options)
+    turning = Turning(map="cayley", dtype=torch.bfloat16)
+    optimizer = Spectral([param], lr=1.0, weight_decay=0.0, grafting=False, turning=turning)
     param.grad = 1e200 * torch.from_numpy(skew(1.0)[0, :4, 1:4] + 3)
     optimizer.step(curvature={param: param.grad[None]} if given else {})
     assert abs(param.detach().square().mean().sqrt() - 1) < 0.02
 
 
+UNLIMITED = [
+    (partial(Spectral, grafting=False), 1e-30),
+    (partial(Spectral.paper, clip=None, structure="diagonal"), 1e-15),
+]
+
+
 @pytest.mark.parametrize("root", [0.5, 3.0])
-def test_steps_are_cut_where_weights_could_overflow(root: float) -> None:
+@pytest.mark.parametrize(("build", "tiny"), UNLIMITED)
+def test_steps_are_cut_where_weights_could_overflow(
+    build: Callable[..., Spectral], tiny: float, root: float
+) -> None:
     """Huge gradients with tiny curvature: ``S^(-1/p) M`` is far beyond float32, on either side."""
     param = torch.zeros(4, 3, requires_grad=True)
-    optimizer = Spectral([param], lr=1e-31, weight_decay=0.0, grafting=None, root=root)
+    optimizer = build([param], lr=1e-31, weight_decay=0.0, root=root)
     param.grad = 1e30 * torch.tensor([1.0, -1.0, -1.0, 1.0, 1.0, -1.0] * 2).view(4, 3)
-    optimizer.step(curvature={param: 1e-30 * param.grad[None].sign()})
+    optimizer.step(curvature={param: tiny * param.grad[None].sign()})
     most = 1e-31 * float(np.finfo(np.float32).max) * float(np.finfo(np.float32).eps)
     assert [param.min().item(), param.max().item()] == pytest.approx([-most, most], rel=1e-6)
 
 
 def test_scales_far_apart_stay_positive() -> None:
     """After a gradient that is huge beside the scale, ``alpha`` in its units is the smallest
-    number, not zero.
+    number, not zero; after one that is tiny, the unit is a small part of the scale.
     """
-    rates = Rates(*tensor(0.9, 0.95, 0.1, 1e-10))
-    samples = tensor(3e200, 1e200).view(2, 1, 1, 1)
-    _, past = _whiten(samples, {"scale": tensor(1e-200, 1e199)}, Rule(), rates)
-    assert past.tolist() == pytest.approx([LIMITS.tiny, 0.01], rel=1e-12, abs=0)
+    batch = matrices(tensor(1e-200, 1e199, 1.0))
+    samples = tensor(3e200, 1e200, 1e-20).view(3, 1, 1, 1)
+    whitened, past = batch.whiten_(samples)
+    assert past.tolist() == pytest.approx([LIMITS.tiny, 0.01, FAINT**-2], rel=1e-12, abs=0)
+    assert whitened.flatten().tolist() == pytest.approx([1.0, 1.0, 1e-20 / FAINT], rel=1e-12)
+    assert batch.state.scale.tolist() == pytest.approx([3e200, 1e200, FAINT], rel=1e-12)
+
+
+def test_absolute_damping_counts_as_a_gradient() -> None:
+    """Its root is the smallest unit, so that it is a number in the unit's square."""
+    optimizer = Spectral.paper([torch.zeros(1)], damping=1e-6)
+    options = optimizer.options_of(optimizer.param_groups[0])
+    state = MatrixState(*[tensor(1e-200, 1.0)] * 3, (Side(torch.ones(2, 1, 1).double()),))
+    batch = PaperMatrices(state, options, PaperMatrices.rates_of(options, state.scale))
+    _, past = batch.whiten_(tensor(1e-200, 1e-20).view(2, 1, 1, 1))
+    assert state.scale.tolist() == pytest.approx([1e-3, 1e-3], rel=1e-12)
+    assert past.tolist() == pytest.approx([LIMITS.tiny, 1e6], rel=1e-12, abs=0)
+    assert batch.damping_level(past).tolist() == pytest.approx([1.0, 1.0], rel=1e-12)
 
 
 def test_roots_of_vanishing_spectra_stay_positive() -> None:
     """And the direction is zero as long as no curvature was seen."""
-    state = {
-        "second_moment": tensor(1e-300, 4.0, 0.0).view(3, 1, 1, 1),
-        "scale": tensor(1e-200, 3.0, 0.0),
-    }
-    rates = Rates(*tensor(0.9, 0.95, 0.1, 1e-10))
-    found = _precondition(
-        LIMITS.tiny * tensor(1.0, 12.0, 1.0).view(3, 1, 1, 1), state, Rule(), rates
-    )
+    batch = matrices(tensor(1e-200, 3.0, 0.0), tensor(1e-300, 4.0, 0.0).view(3, 1, 1))
+    found = batch.precondition_(LIMITS.tiny * tensor(1.0, 12.0, 1.0).view(3, 1, 1), None)
     assert found.flatten().tolist() == pytest.approx([1.0, 2 * LIMITS.tiny, 0.0], rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("root", [0.5, 4.0])
+def test_no_curvature_no_step_for_any_root(root: float) -> None:
+    batch = matrices(tensor(1e-200, 0.0), tensor(4.0, 0.0).view(2, 1, 1), root=root)
+    found = batch.precondition_(tensor(0.0, 1.0).view(2, 1, 1), None)
+    assert found.flatten().tolist() == [0.0, 0.0]
 
 
 def test_the_scale_grows_no_farther_than_it_can() -> None:
     """And what divides second moments grows no farther either, so that both stay in the
     same units.
     """
-    state = {
-        "scale": tensor(LARGEST / 4, 3.0, 0.0),
-        "eigs_0": torch.ones(3, 1, 2, dtype=torch.float64),
-    }
-    change = _normalize([tensor(1e100, 1e120, 1e5, 1e7, 1e5, 1e7).view(3, 2)], state)
-    assert change.tolist() == pytest.approx(
-        [2 * math.log(4), math.log(1e6), math.log(1e6)], rel=1e-12
-    )
-    assert state["scale"].tolist() == pytest.approx([LARGEST, 3e3, 0.0], rel=1e-12)
-
-
-def test_no_curvature_no_step_for_any_root() -> None:
-    state = {"second_moment": tensor(4.0, 0.0).view(2, 1, 1, 1), "scale": tensor(1e-200, 0.0)}
-    rates = Rates(*tensor(0.9, 0.95, 0.1, 1e-10))
-    for root in (0.5, 4.0):
-        found = _precondition(tensor(0.0, 1.0).view(2, 1, 1, 1), state, Rule(root=root), rates)
-        assert found.flatten().tolist() == [0.0, 0.0]
+    side = Side(torch.ones(3, 1, 2, dtype=torch.float64))
+    batch = matrices(tensor(LARGEST / 4, 3.0, 0.0), side=side)
+    new = tensor(1e100, 1e120, 1e5, 1e7, 1e5, 1e7).view(3, 2)
+    eigs, log_means = step.normalize([new])
+    growth = batch.take_over_(eigs, log_means, [step.Learned(new)])
+    expected = [2 * math.log(4), math.log(1e6), math.log(1e6)]
+    assert growth.tolist() == pytest.approx(expected, rel=1e-12)
+    assert batch.state.scale.tolist() == pytest.approx([LARGEST, 3e3, 0.0], rel=1e-12)
+    assert side.eigs[1].flatten().tolist() == pytest.approx([0.1, 10.0], rel=1e-12)

@@ -10,7 +10,7 @@ units of alpha ("corrected").
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,66 +34,64 @@ DEFAULTS: dict[str, Any] = {
     "lr": 1e-3,
     "betas": (0.9, 0.95),
     "weight_decay": 0.01,
+    "eps": 1e-8,
+    "cautious_weight_decay": False,
     "root": 2.0,
     "interval": 2,
     "eigenvalues": "corrected",
     "nesterov": 0.2,
     "clip": None,
-    "grafting": "descent",
-    "eps": 1e-8,
+    "grafting": True,
     "structure": "auto",
-    "batch_dims": None,
-    "split_sizes": None,
-    "num_heads": None,
-    "split_dim": 0,
     "max_dim": 1280,
     "max_ratio": 2.0,
-    "decay": 1.0,
+    "batch_dims": None,
+    "sizes": None,
+    "heads": None,
+    "axis": 0,
     "damping": 1e-10,
-    "relative_damping": True,
-    "start": 1.0,
-    "turn_first": False,
-    "eigenvalues_wait": False,
     "rotation": "bounded",
-    "basis_lr": 0.1,
-    "maps": "quadratic",
-    "reorthonormalize": True,
-    "residual": False,
-    "half": False,
+    "map": "quadratic",
+    "rate": 0.1,
+    "mend": True,
     "maximize": False,
+    "half": False,
+    "paper": False,
+    "gamma": 1.0,
+    "gap": None,
+    "basis_lr": 0.5,
+    "exact": False,
 }
 FAST = {**DEFAULTS, "max_ratio": 1.0}
 PAPER = {
     **DEFAULTS,
-    **{"betas": (0.9, 0.95), "eigenvalues": "kronecker", "rotation": "normalized", "basis_lr": 0.5},
+    "paper": True,
+    "eigenvalues": "kronecker",
+    "nesterov": False,
+    "clip": 1.0,
+    "grafting": False,
     "structure": "kronecker",
-    **{
-        "maps": "truncated",
-        "reorthonormalize": False,
-        "start": 0.0,
-        "turn_first": True,
-        "nesterov": False,
-    },
-    **{
-        "relative_damping": False,
-        "damping": 1e-12,
-        "clip": 1.0,
-        "max_dim": None,
-        "max_ratio": None,
-        "grafting": None,
-    },
+    "max_dim": None,
+    "max_ratio": None,
+    "damping": 1e-12,
+    "rotation": "normalized",
+    "map": "truncated_cayley",
+    "mend": False,
 }
-EARLY_STEPS, GAP, CAP, UNEVEN = 100, 0.1, 0.5, 0.1
+GAPS = {"moore_penrose": 1e-6, "normalized": 0.1}
+EARLY_STEPS, UNEVEN = 100, 0.1
+CAPS = {"truncated_cayley": 0.6, "quadratic": 0.5}
+LEAST_DAMPING = 1e-12
+"""Of products of eigenvalues, but for the paper's."""
 
 
 class Factor:
-    """One side's ``B Diag(d) B^T``, block-diagonal if the side is cut, and the average ``M`` that
-    its basis follows.
-    """
+    """One side's ``B Diag(d) B^T``, block-diagonal if the side is cut."""
 
     def __init__(self, side: Side) -> None:
         self.size, self.blocks = side.size, side.blocks
-        self.d, self.B, self.M = np.ones(side.size), np.eye(side.size), np.eye(side.size)
+        self.d, self.B = np.ones(side.size), np.eye(side.size)
+        self.speeds: list[float] = []  # lengths of the last generators, block by block
 
 
 class Oracle:
@@ -115,27 +113,25 @@ class Oracle:
             number: vectors whose outer products replace the gradient's.
         """
         o = self.options
-        turning = turns_at(o["interval"], o["start"], self.count)
+        early = isinstance(o["interval"], int) and self.count < EARLY_STEPS
+        turning = turns_at(o, self.count)
         self.count += 1
         for at, (param, gradient) in enumerate(zip(self.params, gradients, strict=True)):
             if gradient is None:
                 continue
-            vectors = (
-                [gradient] if curvature is None or at not in curvature else list(curvature[at])
-            )
-            param *= 1 - o["lr"] * o["weight_decay"]
-            moved = in_order(param, o)
+            own = curvature is None or at not in curvature
+            vectors = [gradient] if own else list(curvature[at])
+            step = np.zeros_like(in_order(param, o))
             pieces = [
-                views_of(x, o)[0] for x in (moved, *(in_order(x, o) for x in (gradient, *vectors)))
+                views_of(x, o)[0] for x in (step, *(in_order(x, o) for x in (gradient, *vectors)))
             ]
-            for tensor, weight, own_gradient, *own_vectors in zip(
+            for tensor, piece, own_gradient, *own_vectors in zip(
                 self.tensors[at], *pieces, strict=True
             ):
-                direction = tensor.direction(
-                    own_gradient, own_vectors, turning, not curvature or at not in curvature
-                )
-                weight += o["lr"] * direction if o["maximize"] else -o["lr"] * direction
-            param[...] = moved.transpose(np.argsort(order(param, o)))
+                piece += tensor.direction(own_gradient, own_vectors, Turn(turning, early, own))
+            step = step.transpose(np.argsort(order(param, o))) * (1 if o["maximize"] else -1)
+            shrinks = param * step <= 0 if o["cautious_weight_decay"] else True
+            param += o["lr"] * (step - o["weight_decay"] * param * shrinks)
 
 
 def in_order(x: Array, options: dict[str, Any]) -> Array:
@@ -145,15 +141,26 @@ def in_order(x: Array, options: dict[str, Any]) -> Array:
     return x.transpose(order(x, options)).copy()
 
 
-def turns_at(interval: Any, start: float, count: int) -> bool:
-    """Tell whether bases turn after ``count`` steps: each ``interval``, reached slowly if there is
-    a start.
+def turns_at(options: dict[str, Any], count: int) -> bool:
+    """Tell whether bases turn after ``count`` steps: each ``interval``, which is reached slowly,
+    but by the paper.
     """
-    if isinstance(interval, int):
-        hundreds = count // EARLY_STEPS
-        return count % (min(interval, hundreds + 1) if start > 0 else interval) == 0
-    current = [every for first, every in interval if first <= count][-1]
-    return count % current == 0
+    interval = options["interval"]
+    if not isinstance(interval, int):
+        interval = [every for first, every in interval if first <= count][-1]
+    elif not options["paper"]:
+        interval = min(interval, count // EARLY_STEPS + 1)
+    return count % interval == 0
+
+
+class Turn(NamedTuple):
+    """What a step does: whether bases ``turn``, ``early`` in training, by gradients of their
+    ``own``.
+    """
+
+    turn: bool
+    early: bool
+    own: bool
 
 
 class Adam:
@@ -163,16 +170,15 @@ class Adam:
         self.o, self.t = options, 0
         self.m = self.v = np.zeros(side.size)
 
-    def direction(self, gradient: Array, vectors: list[Array], turning: bool, own: bool) -> Array:
+    def direction(self, gradient: Array, vectors: list[Array], now: Turn) -> Array:
         o, (beta1, beta2) = self.o, self.o["betas"]
         self.t += 1
         self.m = beta1 * self.m + (1 - beta1) * gradient
-        newest = (1 - beta2) / (1 - beta2**self.t)  # of an average whose bias is corrected at once
-        self.v = (1 - o["decay"] * newest) * self.v + newest * sum(v**2 for v in vectors)
+        newest = rate(beta2, self.t)  # of an average whose bias is corrected at once
+        self.v = (1 - newest) * self.v + newest * sum(v**2 for v in vectors)
         step = self.m / (1 - beta1**self.t) / (self.v ** (1 / o["root"]) + o["eps"])
-        if o["clip"] is not None and size(step) > o["clip"]:
-            step = step * (o["clip"] / size(step))
-        return step
+        clip = o["clip"]
+        return step if clip is None else step * (clip / max(clip, size(step)))
 
 
 def tensor_of(sides: list[Side], options: dict[str, Any]) -> Tensor | Adam:
@@ -194,48 +200,43 @@ class Tensor:
         self.t = self.turns = 0
         self.alpha: float | None = None
         self.gain, self.agreement = 1.0, 0.0
-        self.momentum, self.D, self.adam = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self.momentum, self.D = np.zeros(shape), np.zeros(shape)
 
-    def direction(self, gradient: Array, vectors: list[Array], turning: bool, own: bool) -> Array:
-        """Learn from a gradient, or other vectors than its ``own``, and return ``S^(-1/p) M`` to go
+    def rate(self, beta: float, t: int) -> float:
+        """Return the weight of the newest term of an average, which the paper never corrects."""
+        return 1 - beta if self.o["paper"] else rate(beta, t)
+
+    def direction(self, gradient: Array, vectors: list[Array], now: Turn) -> Array:
+        """Learn from a gradient, or other vectors than its own, and return ``S^(-1/p) M`` to go
         along.
         """
-        o = self.o
         self.t += 1
         G = self.rotate(gradient)
         if np.any(G):
-            weight = rate(o["betas"][1], self.t, o["start"])
+            weight = self.rate(self.o["betas"][1], self.t)
             newest = max(1.0, np.abs(gradient).sum() / np.abs(G).sum())
             self.gain += weight * (newest - self.gain)
             along = np.sum(np.sign(self.momentum) * G) / np.abs(G).sum()
             self.agreement += weight * (along - self.agreement)
         self.average(G)
         samples = [self.rotate(v) for v in vectors]
-        if self.alpha is None and (
-            turning or not o["eigenvalues_wait"]
-        ):  # the first one not zero sets the scale
+        if self.alpha is None:  # the first one not zero sets the scale
             self.alpha = sum(np.mean(v**2) for v in samples) or None
-        rotations = self.learn(samples, turning) if turning or not o["eigenvalues_wait"] else []
-        if rotations and o["turn_first"]:
+        rotations = self.learn(samples, now.turn)
+        if rotations and self.o["paper"]:
             G = self.turned(G, rotations)
-            self.turn(rotations, own)
-            if (
-                own and self.alpha is not None
-            ):  # stepped along in new coordinates, it counts in them as well
-                self.D = np.maximum(
-                    self.D, rate(o["betas"][1], self.t, o["start"]) * G**2 / self.alpha
-                )
+            self.turn(rotations, now)
         step = self.unrotate(self.lengthened(self.mixed(G) * self.inverse_root(), G))
-        if rotations and not o["turn_first"]:
-            self.turn(rotations, own)
-        return self.limited(step, gradient)
+        if rotations and not self.o["paper"]:
+            self.turn(rotations, now)
+        return self.limited(step)
 
     def average(self, G: Array) -> None:
         """Follow the gradients by their average."""
-        o, beta = self.o, self.o["betas"][0]
+        beta = self.o["betas"][0]
         if beta == 0:
             return
-        weight = rate(beta, self.t, max(min(o["start"], 1.0), o["start"] / 2))
+        weight = self.rate(beta, self.t)
         weight *= (1 + self.trust()) / 2  # gradients that swing are remembered twice as long
         self.momentum = (1 - weight) * self.momentum + weight * G
 
@@ -249,11 +250,7 @@ class Tensor:
 
     def descends(self) -> bool:
         """Tell whether steps are sized by how fast they descend."""
-        return (
-            self.o["grafting"] == "descent"
-            and self.o["root"] == 2
-            and any(f.blocks for f in self.factors)
-        )
+        return self.o["grafting"] and self.o["root"] == 2 and any(f.blocks for f in self.factors)
 
     def mixed(self, G: Array) -> Array:
         """Return the mixture of momentum and newest gradient that is stepped along."""
@@ -271,90 +268,74 @@ class Tensor:
         """
         o, alpha = self.o, self.alpha or 1.0
         d = [factor.d for factor in self.factors]
-        damping = (
-            o["damping"] * math.prod(map(np.mean, d))
-            if o["relative_damping"]
-            else o["damping"] / alpha
-        )
+        if o["paper"]:
+            damping = o["damping"] / alpha
+        else:
+            least = LEAST_DAMPING if o["eigenvalues"] == "kronecker" else 0.0
+            damping = max(least, o["damping"]) * math.prod(map(np.mean, d))
         H = sum(np.outer(v, v) for v in samples) / alpha + damping * np.eye(samples[0].size)
         curvatures = [factor_curvature(H, d, at) for at in range(len(d))]
         self.turns += turning
         pairs = list(zip(self.factors, curvatures, strict=True))
         rotations = [self.rotation(factor, W) for factor, W in pairs] if turning else []
-        beta = rate(o["betas"][1], self.t, o["start"])
+        beta = self.rate(o["betas"][1], self.t)
         means = []
         for factor, W in pairs:
-            n = self.moved(factor.d, (1 - o["decay"] * beta) * factor.d + beta * np.diag(W))
+            n = (1 - o["gamma"] * beta) * factor.d + beta * np.diag(W)
+            if o["exact"]:
+                n = factor.d * np.exp((n - factor.d) / factor.d)
             factor.d, mean = unit_determinant(n)
-            factor.M = factor.M / mean if o["residual"] else np.diag(factor.d)
             means.append(mean)
         growth = math.prod(means) ** (1 / len(means))
-        self.D = (
-            (1 - o["decay"] * beta) * self.D + beta * np.diag(H).reshape(self.D.shape)
-        ) / growth
+        self.D = ((1 - beta) * self.D + beta * np.diag(H).reshape(self.D.shape)) / growth
         if self.alpha is not None:
             self.alpha *= growth
         return rotations
 
-    def moved(self, d: Array, n: Array) -> Array:
-        """Return ``n``, or the exact ``d exp((n - d)/d)``."""
-        return d * np.exp((n - d) / d) if self.o["maps"] == "exact" else n
-
     def rotation(self, factor: Factor, W: Array) -> Array:
-        """Return ``Q`` of one factor, block by block, and take the average that it follows to the
-        new basis.
-        """
-        o, form = self.o, self.format
-        rate_beta = (
-            o["betas"][1]
-            if o["rotation"] == "normalized" or o["basis_lr"] is None
-            else 1 - o["basis_lr"]
-        )
-        beta = rate(rate_beta, self.turns, o["start"])
+        """Return ``Q`` of one factor, block by block."""
+        o = self.o
+        beta = self.rate(o["betas"][1] if o["paper"] else 1 - o["rate"], self.turns)
         Q = np.eye(factor.size)
+        factor.speeds = []
         for block in factor.blocks:
-            A = (1 - o["decay"] * beta) * factor.M[block, block] + beta * W[block, block]
-            Q[block, block] = self.orthogonal(form.round(self.generator(factor.d[block], A)))
-            own = Q[block, block]
-            factor.M[block, block] = form.product(form.product(own.T, form.round(A)), own)
+            d = factor.d[block]
+            A = (1 - o["gamma"] * beta) * np.diag(d) + beta * W[block, block]
+            N = self.generator(d, A)
+            factor.speeds.append(float(np.linalg.norm(N)))
+            Q[block, block] = self.orthogonal(self.format.round(N))
         return Q
 
     def generator(self, d: Array, A: Array) -> Array:
-        o = self.o
-        if o["rotation"] == "bounded":
-            return bounded(A)
-        if o["rotation"] == "moore_penrose":
-            return moore_penrose(d, A, GAP)
-        second_rate = 1 - o["betas"][1] if o["basis_lr"] is None else o["basis_lr"]
-        return normalized(d, A, GAP, second_rate)
+        name = self.o["rotation"]
+        if name in ("bounded", "pairwise"):
+            return bounded(A, pairwise=name == "pairwise")
+        gap = self.o["gap"] or GAPS[name]
+        if name == "moore_penrose":
+            return moore_penrose(d, A, gap)
+        return normalized(d, A, gap, self.o["basis_lr"])
 
     def orthogonal(self, N: Array) -> Array:
-        cap = None if self.o["rotation"] == "normalized" else CAP
-        if self.o["maps"] == "exact":
+        name = self.o["map"]
+        if name == "cayley" or self.o["exact"]:
             return cayley(N, self.format)
-        if self.o["maps"] == "truncated":
-            return truncated_cayley(N, cap, self.format)
-        return quadratic_cayley(N, cap, self.format)
+        function = truncated_cayley if name == "truncated_cayley" else quadratic_cayley
+        return function(N, None if self.o["paper"] else CAPS[name], self.format)
 
-    def turn(self, rotations: list[Array], own: bool) -> None:
-        """``B <- B Q`` and ``M <- Q^T M``, for the momentum lives in eigen-coordinates.
+    def turn(self, rotations: list[Array], now: Turn) -> None:
+        """``B <- B Q``, and the momentum turns with it, for it lives in eigen-coordinates.
 
         ``D`` stays what it is, but no second moment of gradients, ``alpha D``, is less than the
         square of the first.
         """
+        # Quadratic maps of short generators stretch a basis by 1.25 in two turns, at most.
+        mends = self.o["map"] != "quadratic" or now.early or self.turns % 2 == 0
         for factor, Q in zip(self.factors, rotations, strict=True):
             factor.B = self.format.product(factor.B, Q)
-            # Quadratic maps of short generators stretch a basis by 1.25 in two turns, at most.
-            always = self.o["maps"] != "quadratic" or self.o["rotation"] == "normalized"
-            early = (
-                isinstance(self.o["interval"], int)
-                and self.o["start"] > 0
-                and self.turns <= EARLY_STEPS
-            )
-            if self.o["reorthonormalize"] and (always or early or self.turns % 2 == 0):
+            if self.o["mend"] and mends:
                 factor.B = newton_schulz(factor.B, self.format)
         self.momentum = self.turned(self.momentum, rotations)
-        if own and self.alpha is not None:
+        if now.own and self.alpha is not None:
             self.D = np.maximum(self.D, self.momentum**2 / self.alpha)
 
     def inverse_root(self) -> Array:
@@ -379,26 +360,12 @@ class Tensor:
         longest = min(1.0, 3 * size(momentum) / size(1 / self.inverse_root()))
         return evened(step) * min(self.gain, max(1.0, longest / size(step)), 1 / size(step))
 
-    def limited(self, step: Array, gradient: Array) -> Array:
-        """Give the step the size of Adam's or RMSprop's, or one of 1 at most; clip its root mean
-        square.
-        """
-        o = self.o
+    def limited(self, step: Array) -> Array:
+        """Give the step a size of 1 at most, and clip its root mean square."""
         if self.descends():
             step = step / max(1.0, size(step))  # bases that wait to be mended stretch it
-        if o["grafting"] in ("adam", "rms"):
-            weight = rate(o["betas"][1], self.t, min(o["start"], 1.0))
-            self.adam = (1 - weight) * self.adam + weight * gradient**2
-            numerator = gradient
-            if o["grafting"] == "adam" and o["betas"][0] > 0:
-                numerator = self.unrotate(self.momentum)
-            other = np.divide(
-                numerator, np.sqrt(self.adam), out=np.zeros_like(step), where=self.adam > 0
-            )
-            step = step / max(size(step), 1e-300) * size(np.clip(other, -10, 10))
-        if o["clip"] is not None and size(step) > o["clip"]:
-            step = step * (o["clip"] / size(step))
-        return step
+        clip = self.o["clip"]
+        return step if clip is None else step * (clip / max(clip, size(step)))
 
     def rotate(self, x: Array) -> Array:
         return self.turned(x, [factor.B for factor in self.factors])
@@ -417,16 +384,11 @@ class Tensor:
 
 
 def evened(step: Array) -> Array:
-    """Divide rows and columns (slices of each axis, if there are more) by their sizes, and keep the
-    size of all.
-    """
+    """Divide rows and columns by their sizes, and keep the size of all."""
     if step.ndim < 2:
         return step
-    result = step.copy()
-    for axis in range(step.ndim):
-        for at in range(step.shape[axis]):
-            share = (size(step.take(at, axis)) / size(step)) ** 2
-            np.moveaxis(result, axis, 0)[at] /= math.sqrt(share + UNEVEN)
+    share = [np.mean(step**2, axis=axis, keepdims=True) / size(step) ** 2 for axis in (0, 1)]
+    result = step / np.sqrt(share[0] + UNEVEN) / np.sqrt(share[1] + UNEVEN)
     return result * (size(step) / size(result))
 
 

@@ -81,11 +81,11 @@ LAYOUT_SHAPES: tuple[Shape, ...] = (
 # Options of optimizers, by case. Adapt them here when arguments change their names.
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "kronecker": {"eigenvalues": "kronecker"},
-    "plain": {"grafting": None, "nesterov": 0.0, "clip": 0.5, "cautious_weight_decay": True},
+    "plain": {"grafting": False, "nesterov": 0.0, "clip": 0.5, "cautious_weight_decay": True},
     "interval": {"interval": 5, "betas": (0.8, 0.99), "max_ratio": None},
-    "root": {"root": 1.0, "grafting": None, "damping": 1e-3},
+    "root": {"root": 1.0, "grafting": False, "damping": 1e-3},
     "diagonal": {"structure": "diagonal", "eps": 1e-3},
-    "bfloat16 bases": {"basis_dtype": torch.bfloat16},
+    "bfloat16 bases": {"turning": Turning(dtype=torch.bfloat16)},
     "bfloat16": {"state_dtype": torch.bfloat16},
     "int8": {"state_dtype": torch.int8},
 }
@@ -217,8 +217,9 @@ def _layout() -> Numbers:
 
 def _posterior_steps() -> Numbers:
     named = _weights(_some(("wide", "tall, cut", "vector")), torch.float64)
-    options = {"ess": 1000.0, "batch_size": 10.0, "prior_precision": 20.0, "lr": LR}
-    optimizer = Spectral.posterior(list(named.values()), **options)
+    optimizer = Spectral.posterior(
+        list(named.values()), LR, ess=1000.0, batch_size=10.0, prior_precision=20.0
+    )
     streams = {}
     for place, (name, param) in enumerate(named.items()):
         streams[param] = _gradients(name, tuple(param.shape), place, 8)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from eigenstep.optim import Spectral
+from eigenstep import Spectral, Turning
 
 from .baselines.orthogonal_soap import OrthogonalSOAP
 from .console import UserError, require_peer
@@ -353,9 +353,31 @@ def _ours(
     for_model: Callable[..., Optimizer] | None = None,
 ) -> Rival:
     def make(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
-        return recipe(named, lr, weight_decay=weight_decay, **options)
+        return recipe(named, lr, weight_decay=weight_decay, **with_turning(options))
 
-    return Rival(f"{summary}, of this package", make, "interval", for_model, momenta=({},))
+    def make_for(model: nn.Module, lr: float, **options: Any) -> Optimizer:
+        assert for_model is not None
+        return for_model(model, lr, **with_turning(options))
+
+    by_model = None if for_model is None else make_for
+    return Rival(f"{summary}, of this package", make, "interval", by_model, momenta=({},))
+
+
+TURNING = {"rotation": "rotation", "map": "map", "basis_lr": "rate", "basis_dtype": "dtype"}
+"""Options of one word each, as files and command lines have them, by the part of `Turning`."""
+
+
+def with_turning(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of `Spectral` with those that say how bases turn as one `Turning`."""
+    others = {name: value for name, value in options.items() if name not in TURNING}
+    parts = {TURNING[name]: value for name, value in options.items() if name in TURNING}
+    if parts:
+        others["turning"] = Turning(**parts)
+    return others
+
+
+def _paper(named: Named, lr: float, weight_decay: float, **options: Any) -> Optimizer:
+    return Spectral.paper(named, lr, weight_decay=weight_decay, **options)
 
 
 def _heavyball(kind: str, summary: str, interval: int | None = None, **defaults: Any) -> Rival:
@@ -388,7 +410,9 @@ _BETA2 = ({"betas": (0.9, 0.999)}, {"betas": (0.95, 0.999)})
 RIVALS: Mapping[str, Rival] = {
     "spectral": _ours("Spectral", Spectral, Spectral.for_model),
     "spectral_fast": _ours("Spectral.fast", Spectral.fast, Spectral.fast.for_model),
-    "spectral_paper": _ours("Spectral.paper, the paper's recipe", Spectral.paper),
+    "spectral_paper": Rival(
+        "Spectral.paper, the paper's recipe, of this package", _paper, "interval", momenta=({},)
+    ),
     "adamw": _in_suite(
         "AdamW, of torch",
         _ADAMW,

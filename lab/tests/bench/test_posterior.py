@@ -12,12 +12,8 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
-from eigenstep import Full, Spectral
-from eigenstep.inference import Gaussian
 from eigenstep_lab import cli
-from eigenstep_lab.bench.inference_quadrature import Quadrature
 from eigenstep_lab.bench.posterior import chosen, compute, scored, scores, spread, tables
 from eigenstep_lab.bench.posterior.methods import METHODS
 from eigenstep_lab.bench.posterior.problems import Problem, rotated
@@ -211,41 +207,3 @@ def test_runs_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert cli.main([*command, "--results", str(file)]) == 0
     assert file.read_text() == kept
     assert capsys.readouterr().out.partition("\n")[2] == first  # but for the time it took
-
-
-@pytest.mark.slow
-def test_the_best_gaussian_of_logistic_regression() -> None:
-    """Within a thousandth of a nat, from gradients alone: two antithetic draws a step, rates that
-    fall to zero.
-    """
-    from sklearn.datasets import load_breast_cancer
-
-    torch.set_default_dtype(torch.float64)
-    try:
-        x, y = (torch.tensor(part).double() for part in load_breast_cancer(return_X_y=True))
-        x, y = ((x - x.mean(0)) / x.std(0))[::2, :10], y[::2]
-        exact = Quadrature(x, y, 1.0)
-        best, weights = exact.solve(), nn.Parameter(torch.zeros(10))
-        optimizer = Spectral.posterior(
-            [weights],
-            ess=len(x),
-            curvature="reparametrization",
-            structure="full",
-            antithetic=True,
-            interval=1,
-        )
-        for step in range(4000):
-            optimizer.param_groups[0]["lr"] = 0.2 * min(1.0, 300 / (step + 1)) * (1 - step / 4000)
-            optimizer.param_groups[0]["betas"] = (0.9, min(0.9997, 1 - 3 / (step + 30)))
-            optimizer.zero_grad()
-            for _ in range(2):
-                with optimizer.sampled_params(train=True):
-                    binary_cross_entropy_with_logits(x @ weights, y).backward()
-            optimizer.step()
-        precision = torch.linalg.inv(optimizer.covariance(weights))
-        gap = exact.gap(
-            best, Gaussian.start(weights.detach(), Full.from_dense((precision + precision.T) / 2))
-        )
-        assert 0 <= gap < 1e-3
-    finally:
-        torch.set_default_dtype(torch.float32)

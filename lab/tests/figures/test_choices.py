@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eigenstep.core.curvature import Dense
-from eigenstep.core.step import Turning, bounded, cayley, moore_penrose
+from eigenstep.core.step import Turning, bounded, moore_penrose
 from eigenstep.core.update import update
 from eigenstep_lab.baselines import van_loan
 from eigenstep_lab.console import UserError
@@ -115,12 +115,11 @@ def test_the_divergence_is_torchs():
 
 
 def test_nothing_but_the_cayley_map_is_switched():
+    schemes = exact_vs_truncated.SCHEMES
     for family in ("paper", "ours"):
-        exact, truncated = (
-            exact_vs_truncated.SCHEMES[f"{family}, {kind}"] for kind in ("exact", "truncated")
-        )
-        assert exact.options == {"maps": cayley}
-        assert truncated.options == {"maps": "truncated"}
+        assert schemes[f"{family}, exact"].options == {"map": "cayley"}
+    assert schemes["paper, truncated"].options == {}  # the recipe's own
+    assert schemes["ours, truncated"].options == {"map": "truncated_cayley"}
     table = exact_vs_truncated.operations((10, 100))
     exact, truncated = (
         table.columns.index(f"steps in sequence, {kind}") for kind in ("exact", "truncated")
@@ -129,11 +128,11 @@ def test_nothing_but_the_cayley_map_is_switched():
     assert [row[truncated] for row in table.rows] == ["4", "4"]
 
 
-def test_the_paper_clips_where_others_graft():
+def test_roots_other_than_two_are_clipped():
     schemes = low_precision.SCHEMES | low_precision.BESIDE
     for root in (1, 4):
-        assert "grafting" not in schemes[f"paper, p = {root}"].options  # the recipe clips at 1
-        assert schemes[f"ours, p = {root}"].options["grafting"]
+        assert "clip" not in schemes[f"paper, p = {root}"].options  # the recipe clips at 1
+        assert schemes[f"ours, p = {root}"].options["clip"] == 1.0
     for settings in (low_precision.QUICK, low_precision.FULL):
         assert len(settings.lrs) >= 4
     # Shorter ones choose rates that diverge later

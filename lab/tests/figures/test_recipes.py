@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from eigenstep.optim.options import plan_of
+from eigenstep.optim.layout import plan_of
 from eigenstep_lab.models.hiera import HIERA_VIT, Hiera
 from eigenstep_lab.models.transformers import PLAIN_VIT, ViT
 from eigenstep_lab.rivals import build
@@ -23,15 +23,16 @@ def test_the_papers_recipe_cuts_no_matrix(name):
     network, options = NETWORKS[name]
     with torch.device("meta"):
         model = network((3, 224, 224), 10, **options)
-    group = build("spectral_paper", model.named_parameters(), lr=1e-3).param_groups[0]
+    optimizer = build("spectral_paper", model.named_parameters(), lr=1e-3)
+    group = optimizer.param_groups[0]
+    options = optimizer.options_of(group)
     matrices = [p for p in group["params"] if min(p.shape[0], p.numel() // p.shape[0]) > 1]
     assert max(max(p.shape) for p in matrices) > 2048
     for parameter in matrices:
-        plan = plan_of(group, parameter)
+        plan = plan_of(options, parameter.shape)
         assert (plan.units, len(plan.layouts)) == (1, 1), tuple(parameter.shape)
-        assert (plan.layouts[0].blocks, plan.layouts[0].full) == (1, (True, True)), tuple(
-            parameter.shape
-        )
+        layout = plan.layouts[0]
+        assert (layout.blocks, layout.has_basis) == (1, True), tuple(parameter.shape)
 
 
 def test_soap_preconditions_long_sides():
@@ -52,7 +53,7 @@ def test_soap_preconditions_long_sides():
 def test_the_papers_search_draws_what_its_recipe_has():
     space = space_of(Settings(optimizer="spectral_paper"))
     assert "nesterov" not in space
-    assert space["decay"] == (0.0, 1.0)
+    assert space["gamma"] == (0.0, 1.0)
 
 
 def test_both_halves_of_muon_are_searched():

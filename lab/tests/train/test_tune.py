@@ -46,6 +46,8 @@ def test_every_optimizer_takes_what_its_space_holds(optimizer):
         last = built.param_groups[-1]
         reached = {f"adamw_{name}": value for name, value in last.items()}
         reached |= {"adamw_ratio": last["lr"] / chosen.lr, **group}
+        if "turning" in group:
+            reached["basis_lr"] = group["turning"].rate
         for name, value in chosen.option.items():
             value = tuple(value) if isinstance(value, list) else value
             # Some packages keep options as attributes

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -205,3 +207,20 @@ def check_linear(
             "positive=truncated_exp with rayleigh=True needs turning.rate equal to lr or 0, or the "
             f"eigenvalues of S could turn negative; got rate={basis_rate} and lr={lr}"
         )
+
+
+def show(value: Any) -> str:
+    """Return a dataclass as one would write it: without defaults, and functions by their names."""
+    parts = []
+    for field in fields(value):
+        content = getattr(value, field.name)
+        if content != field.default:
+            parts.append(f"{field.name}={_shown(content)}")
+    return f"{type(value).__name__}({', '.join(parts)})"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, partial):
+        options = [f"{name}={content!r}" for name, content in value.keywords.items()]
+        return f"partial({', '.join([_shown(value.func), *map(repr, value.args), *options])})"
+    return str(getattr(value, "__qualname__", repr(value)))

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.linalg import diagonal
 
-from .checks import check_number, check_size, choose
+from .checks import check_number, check_size, choose, show
 
 HALF = (torch.bfloat16, torch.float16)
 """Formats in which only bases are stored; eigenvalues then stay in float32."""
@@ -220,7 +220,7 @@ POSITIVE: Mapping[str, Positive] = {"exp": exp, "truncated_exp": truncated_exp}
 # ---- the step ----
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Turning:
     """How a basis turns: what researchers vary.
 
@@ -264,6 +264,10 @@ class Turning:
             check_size(self.sweeps, "sweeps")
         if self.dtype not in (None, torch.float64, torch.float32, torch.bfloat16):
             raise ValueError(f"dtype must be None, float64, float32 or bfloat16, got {self.dtype}")
+
+    def __repr__(self) -> str:
+        """Show what is not the default."""
+        return show(self)
 
 
 TURNING = Turning()
@@ -385,6 +389,66 @@ def normalize(factors: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         means.append(logs.mean(-1, keepdim=True))
         centered.append(centered_exp(logs, means[-1]))
     return centered, torch.stack(means)[..., 0]
+
+
+# ---- batches of gradients, shape (b, k, n, m) or (b, 1, n), in eigen-coordinates ----
+
+
+def rotate(x: Tensor, matrices: Sequence[Tensor | None]) -> Tensor:
+    """Return ``x`` with each side multiplied by the transpose of a matrix, if it has one.
+
+    ``x`` has shape ``(b, k, n, m)`` or ``(b, 1, n)``, and may have an axis of samples at the end.
+    """
+    dtype = x.dtype
+    first = matrices[0]
+    if first is not None:  # block by block
+        x = x.to(first.dtype)
+        x = matmul(first.mT, x.flatten(3) if x.ndim > 3 else x[..., None]).view_as(x)
+    if len(matrices) > 1 and matrices[1] is not None:  # shared by the blocks
+        second = matrices[1]
+        moved = x.to(second.dtype).movedim(3, -1)
+        product = matmul(moved.flatten(1, -2), second[:, 0])
+        x = product.view(moved.shape).movedim(-1, 3)
+    return x.to(dtype)
+
+
+def project(samples: Tensor, axis: int, inverses: Sequence[Tensor]) -> Tensor:
+    """Return ``W`` of a side, given ``1/d`` of all sides.
+
+    It is the mean of the products of rows (of columns, for ``axis`` 1), over all others and
+    divided by the other side's eigenvalues.
+    """
+    left = samples
+    if len(inverses) > 1:
+        other = inverses[1 - axis]
+        left = left * (other[:, :, None, :, None] if axis == 0 else other[..., None, None])
+    if axis == 0:
+        left = left.flatten(3).mT
+        right = samples.flatten(3).mT
+    else:
+        left = left.movedim(3, -1).flatten(1, -2)[:, None]
+        right = samples.movedim(3, -1).flatten(1, -2)[:, None]
+    return matmul(left.mT, right).div_(right.shape[-2] / samples.shape[-1])
+
+
+def project_diagonal(square: Tensor, axis: int, inverses: Sequence[Tensor]) -> Tensor:
+    """Return ``diag(W)`` of a side, given squares of samples and ``1/d`` of all sides."""
+    if len(inverses) == 1:
+        return square
+    other = inverses[1 - axis]
+    if axis == 0:
+        total = (square.flatten(1, -2) @ other.mT).view(square.shape[:-1])
+    else:
+        product = other.flatten(1)[:, None] @ square.flatten(1, 2)
+        total = product.view(len(square), 1, square.shape[-1])
+    return total / (square.numel() / total.numel())
+
+
+def squares_(samples: Tensor) -> Tensor:
+    """Return the sum of the samples' squares, entry by entry, in their place."""
+    if samples.shape[-1] == 1:
+        return samples.square_()[..., 0]
+    return samples.square_().sum(-1)
 
 
 # ---- arithmetic that a step needs ----

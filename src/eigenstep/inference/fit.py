@@ -29,7 +29,7 @@ AT_ONCE = 64
 """At most this many points are evaluated together, or ``samples`` if that is more."""
 
 
-def fit_gaussian(
+def fit_gaussian(  # noqa: PLR0913
     log_joint: Callable[[Any], Tensor],
     mean0: Parameters,
     precision0: object = "full",

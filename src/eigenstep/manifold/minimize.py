@@ -66,7 +66,7 @@ class SPDResult(Result):
         return self.point.others
 
 
-def minimize_spd(
+def minimize_spd(  # noqa: PLR0913
     fun: Callable[..., Tensor],
     S0: SPD | Tensor,
     x0: Tensor | Sequence[Tensor] = (),

@@ -1,152 +1,238 @@
-"""How a parameter becomes matrices: what counts as a matrix of its own, which sides get a basis,
-where they are cut.
+"""Which matrices a parameter holds, which sides get a basis, and where they are cut.
+
+A parameter is ``units`` equal and independent matrices. Each of them is one rectangle, or several
+if it is fused or does not divide evenly. A rectangle lies in a batch as ``(blocks, *sizes)``: the
+longer side is cut into blocks, and the shorter one comes last.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from .stacks import Layout, Plan, Range
+from .options import Fused, Options
 
-STRUCTURES = ("auto", "kronecker", "axes", "full", "diagonal")
-MOST_AXES = 8
-"""As many axes as the arithmetic has letters for."""
-SMALLEST_EXPERT, FEW, LONGEST_KERNEL = 16, 4, 128
-"""Three axes are a stack of matrices if both sides are longer than a kernel, or so long at least,
-and so many times the number of matrices: a convolution with so few outputs loses nothing by
-stepping each alone.
+Range = tuple[int, int]
+
+LONGEST_KERNEL = 128
+SMALLEST_EXPERT = 16
+FEW_EXPERTS = 4
+"""Three axes are a stack of matrices if both sides are longer than any kernel; or if they are at
+least as long as the smallest expert, and this many times the number of matrices. A convolution
+with so few outputs loses nothing by stepping each of them alone.
 """
-MANY_ROWS, SLENDER, LEAST_WIDTH = 1024, 16, 32
-"""A matrix with so many rows, so many times its columns, of which it has so many or more, is an
-embedding: its rows are seen too rarely, and are too many, for a basis. Low-rank adapters are
-narrower.
+MANY_ROWS = 1024
+SLENDER = 16
+LEAST_WIDTH = 32
+"""A matrix with many rows, several times its columns, is an embedding: its rows are seen too
+rarely, and are too many, for a basis. Low-rank adapters are narrower than the least width.
 """
 MOST_SLICES = 64
-"""A diagonal parameter is cut into at most so many slices, which ranks may share."""
+"""A parameter without a basis is cut into at most this many slices, which ranks may share."""
 
 
-def plan(
-    shape: tuple[int, ...],
-    *,
-    structure: str = "auto",
-    max_dim: int | None,
-    max_ratio: float | None,
-    batch_dims: int | None = None,
-    split_sizes: Sequence[int] | None = None,
-    num_heads: int | Sequence[int] | None = None,
-    split_dim: int = 0,
-    elementwise: bool = True,
-) -> Plan:
-    """Choose the layout of a parameter.
+@dataclass(frozen=True)
+class Layout:
+    """A rectangle of a matrix, as one element of a batch of shape ``(blocks, *sizes)``."""
 
-    Args: shape: its shape, without empty axes. structure: "kronecker" lays tensors out as matrices
-        (first axis against the rest) with one factor per side; "auto" does so, too, but recognizes
-        stacks of matrices and gives embeddings no basis; "axes" gives each axis of a tensor its own
-        factor; "full" one factor for the whole tensor; "diagonal" no basis at all. max_dim: a side
-        longer than this is cut into blocks with a basis each; ``None`` for no limit. max_ratio: so
-        is a side more than this many times longer than the other. batch_dims: how many of the first
-        axes count tensors of their own; by default what "auto" recognizes. split_sizes: lengths of
-        the parts of an axis that are matrices of their own. num_heads: into how many equal parts
-        each of these is cut again. split_dim: the axis that is cut into parts, 0 or 1, after those
-        that count. elementwise: whether entries of a parameter without basis are independent, so
-        that ranks may share them.
-    """
-    count = _recognized(shape) if batch_dims is None and structure == "auto" else batch_dims or 0
-    outer, inner = shape[:count], shape[count:]
-    units, size = math.prod(outer), math.prod(inner)
+    rows: Range  # first row and the one after the last
+    cols: Range  # the same for columns
+    transposed: bool  # whether it is laid out transposed, so that tall and wide ones share a batch
+    blocks: int  # of the longer side; they share the factor of the shorter
+    sizes: tuple[int, ...]  # of the sides of one block: two, or one for "full" and "diagonal"
+    has_basis: bool
+
+    @property
+    def key(self) -> tuple[int, tuple[int, ...], bool]:
+        """What must agree for two rectangles to lie in one batch."""
+        return self.blocks, self.sizes, self.has_basis
+
+    @property
+    def entries(self) -> int:
+        """Number of weights."""
+        return self.blocks * math.prod(self.sizes)
+
+    def describe(self) -> str:
+        """Say what the structure is, for people."""
+        names = [f"{n}" if self.has_basis else f"diag {n}" for n in self.sizes]
+        if self.blocks > 1:
+            names[0] = f"{self.blocks} blocks of {names[0]}"
+        return " x ".join(names)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A parameter as ``units`` equal and independent matrices, each made up of rectangles."""
+
+    shape: tuple[int, ...]  # of the parameter
+    units: int
+    axis: int  # along which the units lie in the parameter
+    grain: int  # how many lie at one index of this axis, if several axes count them; otherwise 1
+    matrix: tuple[int, int]  # rows and columns of a unit
+    layouts: tuple[Layout, ...]  # the rectangles that make up a unit
+    last: int | None = None  # axis of the parameter that comes last in its matrix, if not its last
+
+    @property
+    def slices(self) -> int:
+        """Into how many slices the parameter can be cut, so that no unit is cut."""
+        return self.units // self.grain
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What agrees for parameters that can share all their batches."""
+        return tuple(layout.key for layout in self.layouts)
+
+    def part(self, start: int, stop: int) -> tuple[tuple[int, ...], tuple[int, ...], Plan]:
+        """Return where slices begin and end in the parameter, and how they are laid out."""
+        low = [0] * len(self.shape)
+        high = list(self.shape)
+        if self.shape and stop - start != self.slices:
+            width = self.shape[self.axis] // self.slices
+            low[self.axis] = start * width
+            high[self.axis] = stop * width
+        shape = tuple(b - a for a, b in zip(low, high, strict=True))
+        plan = replace(self, shape=shape, units=(stop - start) * self.grain)
+        return tuple(low), tuple(high), plan
+
+    def describe(self) -> str:
+        """Say what the structure is, for people."""
+        if not self.layouts[0].has_basis and len(self.layouts) == 1:
+            return f"diag {math.prod(self.shape)}"
+        counts = Counter(layout.describe() for layout in self.layouts)
+        texts = []
+        for text, count in counts.items():
+            times = count * self.units
+            texts.append(text if times == 1 else f"{times} times ({text})")
+        return " and ".join(texts)
+
+
+def plan_of(options: Options, shape: Sequence[int]) -> Plan:
+    """Choose the layout of a parameter, given its shape without empty axes."""
+    shape = tuple(shape)
+    fused = options.fused or Fused()
+    count = fused.batch_dims
+    if count is None:
+        count = _stacked_axes(shape) if options.structure == "auto" else 0
+    outer = shape[:count]
+    inner = shape[count:]
+    size = math.prod(inner)
+    units = math.prod(outer)
     grain = units // shape[0] if outer else 1
     matrix = (inner[0], size // inner[0]) if inner else (1, 1)
-    max_dim = max_dim or size
-    ranges = [[(0, n)] for n in matrix]
-    if (split_sizes or num_heads not in (None, 1)) and min(matrix) > 1 and structure != "diagonal":
-        if structure == "full" or (structure == "axes" and len(inner) > 2):
-            raise ValueError(
-                f'split_sizes and num_heads need structure="auto" or "kronecker", got "{structure}"'
-            )
-        ranges[split_dim] = _parts(inner, split_sizes, num_heads, split_dim)
-    parts = list(itertools.product(ranges[0], ranges[1]))
-    embedding = (
-        structure == "auto" and len(inner) == 2 and all(_is_embedding(*part) for part in parts)
+    max_dim = options.max_dim or size
+    parts = _parts_of(matrix, inner, fused, options)
+    if options.structure == "full" and inner and size <= max_dim:
+        return _flat(shape, units, grain, size, has_basis=True)
+    if _has_no_basis(matrix, inner, parts, options):
+        return _elementwise(shape, options)
+    layouts = tuple(
+        layout for part in parts for layout in _rectangles(*part, max_dim, options.max_ratio)
     )
-    if structure == "full" and inner and size <= max_dim:
-        return _whole(shape, units, grain, (size,), (True,))
-    if structure == "diagonal" or embedding or min(matrix) == 1:
-        most = min(MOST_SLICES, shape[0]) if elementwise and len(shape) > 1 else 1
-        units = next(n for n in range(most, 0, -1) if n == 1 or shape[0] % n == 0)
-        return _whole(shape, units, 1, (math.prod(shape) // units,), (False,))
-    if structure == "axes" and len(inner) > MOST_AXES:
-        raise ValueError(
-            f'structure="axes" takes at most {MOST_AXES} axes, got a parameter of shape {shape}: '
-            "give it a group of "
-            'its own with structure="kronecker"'
-        )
-    if structure == "axes" and len(inner) > 2:
-        return _whole(shape, units, grain, inner, tuple(1 < n <= max_dim for n in inner))
-    found = [layout for part in parts for layout in _rectangles(*part, max_dim, max_ratio)]
-    # Blocks hold the longest of the other axes whole: channels of a convolution, one place of its
-    # kernel after another.
-    last = shape.index(max(inner[1:]), count + 1) if max(inner[1:]) > inner[-1] else None
-    whole = Plan(shape, units, 0, grain, matrix, tuple(found), last)
-    return whole if outer else _as_units(whole)
+    # A block holds the longest of the other axes whole: the channels of a convolution, one place
+    # of its kernel after another.
+    longest = max(inner[1:])
+    last = shape.index(longest, count + 1) if longest > inner[-1] else None
+    plan = Plan(shape, units, 0, grain, matrix, layouts, last)
+    return plan if outer else _as_units(plan)
 
 
-def _recognized(shape: tuple[int, ...]) -> int:
-    """Tell how many of the first axes count matrices: one for stacks, also of one, none for
-    convolutions and others.
-    """
+def _stacked_axes(shape: tuple[int, ...]) -> int:
+    """Return how many of the first axes count matrices: one for stacks, else none."""
     if len(shape) != 3:
         return 0
     least = min(shape[1:])
-    return int(least > LONGEST_KERNEL or least >= max(SMALLEST_EXPERT, FEW * shape[0]))
+    long_enough = max(SMALLEST_EXPERT, FEW_EXPERTS * shape[0])
+    return int(least > LONGEST_KERNEL or least >= long_enough)
 
 
-def _is_embedding(rows: Range, cols: Range) -> bool:
-    width = cols[1] - cols[0]
-    return width >= LEAST_WIDTH and rows[1] - rows[0] >= max(MANY_ROWS, SLENDER * width)
+def is_embedding(rows: int, cols: int, *, looked_up: bool = False) -> bool:
+    """Tell whether a matrix has too many rows, too rarely seen, for a basis.
+
+    Of a module that looks rows up that is so if there are more than twice as many as columns. Of
+    other matrices nobody knows what they do: they must be far more slender than any layer.
+    """
+    if looked_up:
+        return rows > 2 * cols
+    return cols >= LEAST_WIDTH and rows >= max(MANY_ROWS, SLENDER * cols)
 
 
-def _whole(
-    shape: tuple[int, ...], units: int, grain: int, sizes: tuple[int, ...], full: tuple[bool, ...]
-) -> Plan:
-    """Return a plan in which every unit is laid out as it is."""
-    size = math.prod(sizes)
-    return Plan(
-        shape, units, 0, grain, (size, 1), (Layout((0, size), (0, 1), False, 1, sizes, full),)
-    )
+def _has_no_basis(
+    matrix: tuple[int, int],
+    inner: tuple[int, ...],
+    parts: Sequence[tuple[Range, Range]],
+    options: Options,
+) -> bool:
+    """Tell whether a parameter is a vector, an embedding, or meant to have no basis."""
+    if options.structure == "diagonal" or min(matrix) == 1:
+        return True
+    if options.structure != "auto" or len(inner) != 2:
+        return False
+    return all(is_embedding(_length(rows), _length(cols)) for rows, cols in parts)
 
 
-def _parts(
-    shape: tuple[int, ...],
-    split_sizes: Sequence[int] | None,
-    num_heads: int | Sequence[int] | None,
-    axis: int,
-) -> list[Range]:
+def _length(interval: Range) -> int:
+    return interval[1] - interval[0]
+
+
+def _elementwise(shape: tuple[int, ...], options: Options) -> Plan:
+    """Return the plan of a parameter without basis, in slices if its entries are independent."""
+    units = 1
+    if options.eigenvalues == "corrected" and len(shape) > 1:
+        divisors = (n for n in range(min(MOST_SLICES, shape[0]), 0, -1) if shape[0] % n == 0)
+        units = next(divisors)
+    return _flat(shape, units, 1, math.prod(shape) // units, has_basis=False)
+
+
+def _flat(shape: tuple[int, ...], units: int, grain: int, size: int, *, has_basis: bool) -> Plan:
+    """Return a plan in which every unit is a vector with a single factor."""
+    layout = Layout((0, size), (0, 1), False, 1, (size,), has_basis)
+    return Plan(shape, units, 0, grain, (size, 1), (layout,))
+
+
+def _parts_of(
+    matrix: tuple[int, int], inner: tuple[int, ...], fused: Fused, options: Options
+) -> list[tuple[Range, Range]]:
+    """Return the rows and columns of each matrix that was fused into one."""
+    rows = [(0, matrix[0])]
+    cols = [(0, matrix[1])]
+    if not fused.cuts or min(matrix) == 1 or options.structure == "diagonal":
+        return [(rows[0], cols[0])]
+    if options.structure == "full":
+        raise ValueError(
+            'sizes and heads of Fused need structure="auto" or "kronecker", got "full"'
+        )
+    if fused.axis == 0:
+        rows = _fused_ranges(inner, fused)
+    else:
+        cols = _fused_ranges(inner, fused)
+    return list(itertools.product(rows, cols))
+
+
+def _fused_ranges(shape: tuple[int, ...], fused: Fused) -> list[Range]:
     """Return where the parts of an axis begin and end that are matrices of their own."""
-    if axis == 1 and len(shape) != 2:
+    if fused.axis == 1 and len(shape) != 2:
         raise ValueError(
-            f"split_dim=1 needs matrices, got a parameter of shape {shape}: give it a group of its "
-            "own"
+            f"Fused(axis=1) needs matrices, got a parameter of shape {shape}: give it a group of "
+            "its own"
         )
-    sizes = [shape[axis]] if split_sizes is None else list(split_sizes)
-    heads = list(num_heads) if isinstance(num_heads, Sequence) else [num_heads or 1] * len(sizes)
-    if sum(sizes) != shape[axis]:
+    length = shape[fused.axis]
+    sizes = [length] if fused.sizes is None else list(fused.sizes)
+    if sum(sizes) != length:
         raise ValueError(
-            f"split_sizes must add up to the length {shape[axis]} of axis {axis} of a parameter of "
-            f"shape {shape}, got "
-            f"{sizes}: give the fused weights a group of their own"
+            f"sizes of Fused must add up to the length {length} of axis {fused.axis} of a "
+            f"parameter of shape {shape}, got {sizes}: give the fused weights a group of their own"
         )
-    if len(heads) != len(sizes) or any(
-        size % count for size, count in zip(sizes, heads, strict=True)
-    ):
+    heads = fused.heads_of(len(sizes))
+    if len(heads) != len(sizes) or any(n % k for n, k in zip(sizes, heads, strict=True)):
         raise ValueError(
-            f"num_heads must divide each of the parts {sizes} of an axis, got {num_heads}"
+            f"heads of Fused must divide each of the parts {sizes} of an axis, got {fused.heads}"
         )
-    lengths = [
-        size // count for size, count in zip(sizes, heads, strict=True) for _ in range(count)
-    ]
+    lengths: list[int] = []
+    for size, number in zip(sizes, heads, strict=True):
+        lengths += [size // number] * number
     return _ranges(0, lengths)
 
 
@@ -158,32 +244,33 @@ def _ranges(start: int, lengths: Iterable[int]) -> list[Range]:
 def _rectangles(
     rows: Range, cols: Range, max_dim: int, max_ratio: float | None
 ) -> Iterator[Layout]:
-    """Cut a rectangle of a matrix into layouts: parts of the shorter side, and blocks of each of
-    their longer sides.
+    """Cut a rectangle into parts of its shorter side, and each part's longer side into blocks.
 
-    Blocks of one layout are equally long. Sides that cannot be divided evenly have two, whose
-    blocks differ by one.
+    Blocks of one layout are equally long. A side that cannot be divided evenly gets two layouts,
+    whose blocks differ by one.
     """
-    height, width = rows[1] - rows[0], cols[1] - cols[0]
-    if min(height, width) == 1:  # a vector
-        yield Layout(rows, cols, False, 1, (height * width,), (False,))
+    height = _length(rows)
+    width = _length(cols)
+    if min(height, width) == 1:
+        yield Layout(rows, cols, False, 1, (height * width,), False)
         return
     transposed = height < width
     long, short = (cols, rows) if transposed else (rows, cols)
-    for part in _ranges(short[0], _cut(short[1] - short[0], max_dim)):
-        width = part[1] - part[0]
-        limit = max_dim if max_ratio is None else min(max_dim, math.ceil(max_ratio * width))
-        lengths = _cut(long[1] - long[0], limit)
-        counts = [(lengths.count(length), length) for length in sorted(set(lengths), reverse=True)]
-        spans = _ranges(long[0], [count * length for count, length in counts])
-        for span, (count, length) in zip(spans, counts, strict=True):
+    for part in _ranges(short[0], _even_lengths(_length(short), max_dim)):
+        limit = max_dim
+        if max_ratio is not None:
+            limit = min(max_dim, math.ceil(max_ratio * _length(part)))
+        counts = Counter(_even_lengths(_length(long), limit))
+        spans = _ranges(long[0], [count * length for length, count in counts.items()])
+        for span, (length, count) in zip(spans, counts.items(), strict=True):
             place = (part, span) if transposed else (span, part)
-            yield Layout(*place, transposed, count, (length, width), (True, True))
+            yield Layout(*place, transposed, count, (length, _length(part)), True)
 
 
-def _cut(length: int, limit: int) -> list[int]:
-    """Return the lengths of the fewest parts of at most ``limit`` that make up a side; they differ
-    by at most one.
+def _even_lengths(length: int, limit: int) -> list[int]:
+    """Return the lengths of the fewest parts of at most ``limit`` that make up a side.
+
+    They differ by at most one, the longer ones first.
     """
     parts = math.ceil(length / limit)
     base, longer = divmod(length, parts)
@@ -191,17 +278,16 @@ def _cut(length: int, limit: int) -> list[int]:
 
 
 def _as_units(plan: Plan) -> Plan:
-    """Return the same plan, with rectangles of one kind that lie side by side along an axis as
-    units.
-    """
-    first, count = plan.layouts[0], len(plan.layouts)
-    if count == 1 or any(
-        (x.key, x.transposed) != (first.key, first.transposed) for x in plan.layouts
-    ):
+    """Return the same plan, with equal rectangles that lie side by side as units."""
+    first = plan.layouts[0]
+    kinds = {(layout.key, layout.transposed) for layout in plan.layouts}
+    if len(plan.layouts) == 1 or len(kinds) > 1:
         return plan
-    for axis, across in enumerate(({x.cols for x in plan.layouts}, {x.rows for x in plan.layouts})):
-        if len(across) == 1 and (axis == 0 or len(plan.shape) == 2):
-            rows, cols = first.rows[1] - first.rows[0], first.cols[1] - first.cols[0]
-            layout = replace(first, rows=(0, rows), cols=(0, cols))
-            return Plan(plan.shape, count, axis, 1, (rows, cols), (layout,), plan.last)
-    return plan
+    below = len({layout.cols for layout in plan.layouts}) == 1
+    beside = len({layout.rows for layout in plan.layouts}) == 1 and len(plan.shape) == 2
+    if not (below or beside):
+        return plan
+    matrix = (_length(first.rows), _length(first.cols))
+    layout = replace(first, rows=(0, matrix[0]), cols=(0, matrix[1]))
+    units = len(plan.layouts)
+    return Plan(plan.shape, units, 0 if below else 1, 1, matrix, (layout,), plan.last)

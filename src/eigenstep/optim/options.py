@@ -1,49 +1,44 @@
-"""The options of a parameter group: what is possible and what follows; checks of gradients."""
+"""The options of a parameter group, as one typed object that checks itself."""
 
 from __future__ import annotations
 
 import difflib
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from operator import itemgetter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.checks import check_number
-from .layout import STRUCTURES, plan
-from .stacks import Plan, suffix
-from .state import Rates, Rule, State, new_state
-from .storage import home, packed, rounded
+from ..core.checks import check_number, show
+from ..core.step import Turning
 
-Group = Mapping[str, Any]
-# Parameter groups, each with those that have gradients
-Work = Sequence[tuple[dict[str, Any], list[Tensor]]]
+Interval = int | Sequence[tuple[int, int]]
 
-CHOICES: Mapping[str, tuple[str | None, ...]] = {
+CHOICES: Mapping[str, tuple[str, ...]] = {
     "eigenvalues": ("corrected", "kronecker"),
-    "grafting": ("descent", "adam", "rms", None),
-    "structure": STRUCTURES,
-    "rotation": ("bounded", "normalized", "moore_penrose"),
-    "maps": ("quadratic", "truncated", "exact"),
+    "structure": ("auto", "kronecker", "full", "diagonal"),
     "nonfinite": ("raise", "skip", "ignore"),
 }
-RANGES: Mapping[str, tuple[float, float]] = {
-    "eps": (0.0, float("inf")),
-    "decay": (0.0, 1.0),
-    "damping": (0.0, float("inf")),
-    "start": (0.0, float("inf")),
+POSITIVE = ("root", "clip")
+"""Options that must be greater than 0, if they are numbers."""
+FLAGS = (
+    "cautious_weight_decay",
+    "grafting",
+    "stochastic_rounding",
+    "maximize",
+    "capturable",
+)
+LAYOUT = ("structure", "max_dim", "max_ratio", "fused")
+"""Options that decide how a parameter is laid out; they are fixed once it has state."""
+STATE_FORMATS = (None, torch.float64, torch.float32, torch.bfloat16, torch.int8)
+BASIS_FORMATS = (None, torch.float64, torch.float32, torch.bfloat16)
+IMPOSSIBLE: Mapping[str, str] = {
+    "amsgrad": "its second moments can fall again",
+    "differentiable": "its steps have no gradient",
 }
-POSITIVE: Mapping[str, float] = {"root": float("inf"), "clip": float("inf"), "basis_lr": 2.0}
-"""Options that must be greater than 0 (if not ``None``), and their upper limits."""
-LONGEST_VECTOR = 2**19  # What has more entries on a single axis is no bias
-# Relative, of products of eigenvalues: with less, sparse gradients lead to steps of any length
-LEAST_DAMPING = 1e-12
-CUSTOM_PREFIX = "custom: "
-CUSTOM = ("rotation", "maps")  # Options that may be functions of the user's own instead of names
-SCHEDULED = {
+"""Arguments of torch's optimizers that can only be ``False``, and why."""
+SCHEDULED = (
     "lr_scale",
     "initial_lr",
     "max_lr",
@@ -51,385 +46,292 @@ SCHEDULED = {
     "swa_lr",
     "base_momentum",
     "max_momentum",
-}
-FOREIGN = {"params", "param_names", "count", "use_fallback", "name", *SCHEDULED}
-"""What else a parameter group may hold: what torch, learning-rate schedulers and trainers put
-there.
-"""
-POSTERIOR = {"ess", "batch_size", "prior_precision", "curvature", "antithetic", "seed"}
-"""What all groups of a posterior hold beside that."""
-# What to do about the gradients of a step: take it, leave it out, or raise an error
-GO, SKIP, RAISE = range(3)
-LAYOUT = (
-    "structure",
-    "max_dim",
-    "max_ratio",
-    "batch_dims",
-    "split_sizes",
-    "num_heads",
-    "split_dim",
 )
-fixed = itemgetter(*LAYOUT)
-"""Options that decide how a parameter is laid out, and what returns them; they are fixed once it
-has state.
-"""
-# In no other list
-OTHERS = ("lr", "weight_decay", "betas", "interval", "nesterov", "basis_dtype", "state_dtype")
-LEARNING = ("relative_damping", "eigenvalues_wait", "turn_first", "reorthonormalize", "residual")
-FLAGS = (
-    *LEARNING,
-    "stochastic_rounding",
-    "maximize",
-    "capturable",
-    "cautious_weight_decay",
-    "offload",
-)
-TORCH: Mapping[str, str] = {
-    "amsgrad": "its second moments can fall again",
-    "differentiable": "its steps have no gradient",
-}
-"""Options of torch's optimizers that Spectral takes only as ``False``, and why."""
-OPTIONS = tuple(
-    sorted({*CHOICES, *RANGES, *POSITIVE, *FLAGS, *LAYOUT, *OTHERS, *TORCH, "foreach", "fused"})
-)
+FOREIGN = ("params", "param_names", "count", "use_fallback", "name", *SCHEDULED)
+"""What torch, learning-rate schedulers and trainers put into parameter groups."""
+POSTERIOR = ("ess", "batch_size", "prior_precision", "seed")
+"""What checkpoints of posteriors have besides, with which training can go on without one."""
+CUSTOM_PREFIX = "custom: "
 
 
-def check_group(group: Mapping[str, Any]) -> None:
-    """Raise unless all options of a parameter group are possible."""
-    _check_names(group)
-    for name in ("lr", "weight_decay"):
-        _check_scalar(group[name], name)
-    for name, (low, high) in RANGES.items():
-        check_number(group[name], name, low, high)
-    for name, choices in CHOICES.items():
-        if name in CUSTOM and callable(group[name]):
-            continue
-        if not isinstance(group[name], (str, type(None))) or group[name] not in choices:
-            also = " or a function" if name in CUSTOM else ""
-            raise ValueError(
-                f"{name} must be one of {', '.join(map(repr, choices))}{also}, got {group[name]!r}"
-            )
-    betas = group["betas"]
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise ValueError(f"betas must be a pair of numbers, got {betas!r}")
-    for index, beta in enumerate(betas):
-        check_number(beta, f"betas[{index}]", 0.0, 1.0)
-        if beta == 1:
-            raise ValueError(f"betas[{index}] must be less than 1, got {beta}")
-    for name, high in POSITIVE.items():
-        if group[name] is not None or name == "root":
-            check_number(group[name], name, 0.0, high)
-            if group[name] == 0:
-                raise ValueError(f"{name} must be greater than 0, got {group[name]}")
-    if not isinstance(group["nesterov"], bool):
-        check_number(group["nesterov"], "nesterov", 0.0, 1.0)
-    if group["max_ratio"] is not None:
-        check_number(group["max_ratio"], "max_ratio", 1.0)
-    for name in (*FLAGS, *TORCH):
-        if not isinstance(group[name], bool):
-            raise TypeError(f"{name} must be True or False, got {group[name]!r}")
-    for name in ("foreach", "fused"):
-        if not isinstance(group[name], (bool, type(None))):
-            raise TypeError(f"{name} must be True, False or None, got {group[name]!r}")
-    for name, reason in TORCH.items():
-        if group[name]:
-            raise ValueError(f"Spectral cannot do {name}=True: {reason}; leave it out")
-    if group["max_dim"] is not None and (
-        not isinstance(group["max_dim"], int) or group["max_dim"] < 1
-    ):
-        raise ValueError(f"max_dim must be a whole number, at least 1, got {group['max_dim']!r}")
-    interval_at(group["interval"], 0)
-    _check_fused(group)
-    for name, more in (("basis_dtype", ()), ("state_dtype", (torch.int8,))):
-        if group[name] not in (None, torch.float64, torch.float32, torch.bfloat16, *more):
-            also = ", bfloat16 or int8" if more else " or bfloat16"
-            raise ValueError(f"{name} must be None, float64, float32{also}, got {group[name]!r}")
-    _check_rotations(group)
-    if (
-        group["damping"] == 0
-        and group["eigenvalues"] == "kronecker"
-        and not group["relative_damping"]
-    ):
-        raise ValueError(
-            'damping must be greater than 0 for eigenvalues="kronecker" with '
-            "relative_damping=False: without any, "
-            "directions that have hardly seen a gradient get steps of any length"
-        )
-    if group["capturable"] and (
-        group["interval"] != 1 or group["nonfinite"] != "ignore" or group["offload"]
-    ):
-        raise ValueError(
-            'capturable=True needs interval=1, nonfinite="ignore" and offload=False, which need no '
-            "host"
-        )
+@dataclass(frozen=True, repr=False)
+class Fused:
+    """Which matrices lie in one parameter, side by side or stacked.
+
+    Attributes:
+        sizes: rows of each matrix that was fused, such as queries, keys and values.
+        heads: step so many heads as a matrix each: equal parts of all rows, or of each of
+            ``sizes`` if there is one number for each.
+        axis: 1 if columns were fused, as in weights that multiply from the right; 0 for rows.
+        batch_dims: how many of the first axes count matrices of their own; ``None`` for what
+            ``structure="auto"`` recognizes.
+    """
+
+    sizes: Sequence[int] | None = None
+    heads: int | Sequence[int] | None = None
+    axis: int = 0
+    batch_dims: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check all numbers."""
+        several = "None or positive whole numbers"
+        sized = self.sizes is None or _are_counts(self.sizes)
+        headed = self.heads is None or _is_count(self.heads, 1) or _are_counts(self.heads)
+        stacked = self.batch_dims is None or _is_count(self.batch_dims, 0)
+        _check_that(sized, "sizes of Fused", several, self.sizes)
+        _check_that(headed, "heads of Fused", several, self.heads)
+        _check_that(stacked, "batch_dims of Fused", "None or a number of axes", self.batch_dims)
+        _check_that(self.axis in (0, 1), "axis of Fused", "0 or 1", self.axis)
+        for name in ("sizes", "heads"):
+            value = getattr(self, name)
+            if isinstance(value, list):  # files hold lists
+                object.__setattr__(self, name, tuple(value))
+
+    def __repr__(self) -> str:
+        """Show what is not the default."""
+        return show(self)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether an axis is cut into parts."""
+        return bool(self.sizes) or self.heads not in (None, 1)
+
+    def heads_of(self, parts: int) -> list[int]:
+        """Return the number of heads of each part."""
+        if isinstance(self.heads, Sequence):
+            return list(self.heads)
+        return [self.heads or 1] * parts
 
 
-def _check_fused(group: Group) -> None:
-    """Raise unless the options that say which matrices a parameter holds are possible."""
-    if group["batch_dims"] is not None and not _is_count(group["batch_dims"], 0):
-        raise ValueError(
-            f"batch_dims must be None or a whole number of axes, got {group['batch_dims']!r}"
-        )
-    if group["split_dim"] not in (0, 1):
-        raise ValueError(f"split_dim must be 0 or 1, got {group['split_dim']!r}")
-    for name in ("split_sizes", "num_heads"):
-        given = group[name]
-        numbers = [given] if name == "num_heads" and isinstance(given, int) else given
-        many = isinstance(numbers, (tuple, list)) and len(numbers) > 0
-        if given is not None and not (many and all(_is_count(n, 1) for n in numbers)):
-            raise ValueError(f"{name} must be None or positive whole numbers, got {given!r}")
+def _check_that(possible: bool, name: str, expected: str, value: object) -> None:
+    """Raise unless a value is possible; say what is expected and what came."""
+    if not possible:
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
 
 
 def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def check_parameters(group: Mapping[str, Any], distributed: bool) -> None:
-    """Raise unless all parameters of a group can be stepped, by ranks that may share the work if
-    ``distributed``.
-    """
-    for param in group["params"]:
-        if hasattr(param, "device_mesh") and not distributed:
+def _are_counts(values: object) -> bool:
+    if not isinstance(values, (tuple, list)) or not values:
+        return False
+    return all(_is_count(value, 1) for value in values)
+
+
+@dataclass(frozen=True)
+class Options:
+    """All options of a parameter group; ``eigenstep.Spectral`` explains each."""
+
+    lr: float | Tensor
+    betas: tuple[float, float]
+    weight_decay: float | Tensor
+    eps: float
+    cautious_weight_decay: bool
+    root: float
+    interval: Interval
+    eigenvalues: str
+    nesterov: float | bool
+    clip: float | None
+    grafting: bool
+    structure: str
+    max_dim: int | None
+    max_ratio: float | None
+    fused: Fused | None
+    damping: float
+    turning: Turning
+    state_dtype: torch.dtype | None
+    stochastic_rounding: bool
+    nonfinite: str
+    maximize: bool
+    capturable: bool
+
+    def __post_init__(self) -> None:
+        """Raise unless all options are possible."""
+        self._check_numbers()
+        self._check_kinds()
+        self._check_turning()
+        interval_at(self.interval, 0)
+        if self.capturable and (self.interval != 1 or self.nonfinite != "ignore"):
             raise ValueError(
-                "DTensor parameters cannot be stepped with distributed=False: pass distributed=True"
+                'capturable=True needs interval=1 and nonfinite="ignore", which need no host'
             )
-        if param.numel():
-            plan_of(group, param)  # raises if there is none
-    flat = [
-        param.numel()
-        for param in group["params"]
-        if param.ndim == 1 and param.numel() > LONGEST_VECTOR
-    ]
-    if flat and group["structure"] != "diagonal":
-        warnings.warn(
-            f"a vector of {max(flat):,} entries looks like matrices in a row, as DeepSpeed ZeRO "
-            "and FSDP1 make: it "
-            "steps as in AdamW, for its matrices cannot be seen. Use DDP or FSDP2 (fully_shard), "
-            "which keep them, or "
-            'pass structure="diagonal" if this is meant',
-            stacklevel=4,
-        )
 
+    def _check_numbers(self) -> None:
+        for name in ("lr", "weight_decay"):
+            check_scalar(getattr(self, name), name)
+        check_betas(self.betas)
+        for name in ("eps", "damping"):
+            check_number(getattr(self, name), name, 0.0)
+        for name in POSITIVE:
+            check_positive(getattr(self, name), name, optional=name != "root")
+        share = 0.0 if isinstance(self.nesterov, bool) else self.nesterov
+        check_number(share, "nesterov", 0.0, 1.0)
+        if self.max_ratio is not None:
+            check_number(self.max_ratio, "max_ratio", 1.0)
+        whole = self.max_dim is None or _is_count(self.max_dim, 1)
+        _check_that(whole, "max_dim", "a whole number, at least 1", self.max_dim)
 
-def _check_names(group: Mapping[str, Any]) -> None:
-    """Raise if there is an option that does not exist."""
-    known = FOREIGN | POSTERIOR if group.keys() >= POSTERIOR else FOREIGN
-    for name in group:
-        if name not in OPTIONS and name not in known:
-            near = difflib.get_close_matches(str(name), OPTIONS, 1, 0.7)
-            hint = (
-                f"did you mean {near[0]}?"
-                if near
-                else "Spectral has no such option for parameter groups"
+    def _check_kinds(self) -> None:
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            _check_that(value in choices, name, f"one of {', '.join(map(repr, choices))}", value)
+        for name in FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.fused is not None and not isinstance(self.fused, Fused):
+            raise TypeError(
+                f"fused must be None or a Fused(...), which says which matrices a parameter "
+                f"holds, got {self.fused!r}"
             )
-            raise ValueError(f"unknown option {name!r} in a parameter group: {hint}")
+        formats = "None, float64, float32, bfloat16 or int8"
+        known = self.state_dtype in STATE_FORMATS
+        _check_that(known, "state_dtype", formats, self.state_dtype)
 
-
-def _check_scalar(value: object, name: str) -> None:
-    if isinstance(value, Tensor):
-        if value.numel() != 1 or not value.is_floating_point():
+    def _check_turning(self) -> None:
+        turning = self.turning
+        if not isinstance(turning, Turning):
+            raise TypeError(f"turning must be None or a Turning(...), got {turning!r}")
+        if turning.dtype not in BASIS_FORMATS:
             raise ValueError(
-                f"{name} must be a number or a real tensor with one element, "
-                f"got {value.dtype} of shape {tuple(value.shape)}"
+                "dtype of Turning must be None, float64, float32 or bfloat16, got "
+                f"{turning.dtype!r}"
             )
-    else:
+        if isinstance(turning.rate, Tensor) or not 0 < (turning.rate or 0.0) <= 1:
+            raise ValueError(
+                f"rate of Turning must be greater than 0 and at most 1, got {turning.rate!r}"
+            )
+        if turning.rayleigh:
+            raise ValueError("Turning(rayleigh=True) is for eigenstep.update: leave it out")
+        # Quadratic maps stretch bases by up to sqrt(1 + 4 |N|^4), and Newton-Schulz steps come
+        # back from below sqrt(3).
+        if turning.map == "quadratic" and not turning.mend:
+            raise ValueError(
+                'Turning(map="quadratic") needs mend=True, for it stretches bases a little at '
+                'every turn: use map="truncated_cayley" or "cayley" to do without'
+            )
+
+
+def check_scalar(value: object, name: str) -> None:
+    """Raise unless a value is a number, or a tensor that holds one."""
+    if not isinstance(value, Tensor):
         check_number(value, name, 0.0)
-
-
-def _check_rotations(group: Mapping[str, Any]) -> None:
-    """Raise if rotations could be so long that bases lose their orthogonality."""
-    basis_lr, normalized = group["basis_lr"], group["rotation"] == "normalized"
-    if basis_lr is not None and basis_lr > 1 and not normalized:
+    elif value.numel() != 1 or not value.is_floating_point():
         raise ValueError(
-            f'basis_lr must be at most 1, or below 2 for rotation="normalized", got {basis_lr}'
-        )
-    if basis_lr == 2:
-        raise ValueError("basis_lr must be less than 2, got 2")
-    # Quadratic maps stretch by up to sqrt(1 + 4 |N|^4), and Newton-Schulz steps come back from
-    # below sqrt(3). That is always so: the norm is at most 0.5, or basis_lr / sqrt(8) < 1 / sqrt(2)
-    # for normalized generators, whose Frobenius norm is basis_lr / 2, of which a skew-symmetric
-    # matrix has half in each of two equal singular values or more.
-    if group["maps"] == "quadratic" and not group["reorthonormalize"]:
-        raise ValueError(
-            'reorthonormalize must be True for maps="quadratic", which stretch bases a little at '
-            "every turn: use "
-            'maps="truncated" or "exact" to do without'
+            f"{name} must be a number or a real tensor with one element, got {value.dtype} of "
+            f"shape {tuple(value.shape)}"
         )
 
 
-EARLY = 100
-"""Eigenvectors change ever more slowly, so gaps between turns begin at one step and grow by one in
-so many steps.
-"""
+def check_positive(value: object, name: str, *, optional: bool = False) -> None:
+    """Raise unless a value is a positive number, or ``None`` if it is optional."""
+    if value is None and optional:
+        return
+    check_number(value, name, 0.0)
+    if value == 0:
+        raise ValueError(f"{name} must be greater than 0, got {value}")
 
 
-def turns_at(group: Mapping[str, Any], count: int) -> bool:
-    """Tell whether bases turn after so many steps. Schedules, and intervals with ``start=0``, hold
-    to the letter.
-    """
-    interval = group["interval"]
-    if isinstance(interval, int):
-        return count % (min(interval, 1 + count // EARLY) if group["start"] > 0 else interval) == 0
-    return count % interval_at(interval, count) == 0
+def check_betas(betas: object) -> None:
+    """Raise unless ``betas`` are two numbers from 0 up to but not including 1."""
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(f"betas must be a pair of numbers, got {betas!r}")
+    for index, beta in enumerate(betas):
+        check_number(beta, f"betas[{index}]", 0.0, 1.0)
+        if beta == 1:
+            raise ValueError(f"betas[{index}] must be less than 1, got {beta}")
 
 
 def interval_at(interval: Any, count: int) -> int:
-    """Return how many steps go by between turns, at a given step of a fixed interval or
-    a schedule.
-    """
-    schedule = (
-        [(0, interval)]
-        if isinstance(interval, int) and not isinstance(interval, bool)
-        else interval
-    )
+    """Return how many steps go by between turns, at a given step of an interval or a schedule."""
+    schedule = [(0, interval)] if _is_count(interval, 1) else interval
     try:
         pairs = [(int(start), int(every)) for start, every in schedule]
     except (TypeError, ValueError):
         pairs = []
     starts = [start for start, _ in pairs]
-    if (
-        not pairs
-        or starts[0] != 0
-        or starts != sorted(set(starts))
-        or any(every < 1 for _, every in pairs)
-    ):
+    rising = starts == sorted(set(starts)) and starts[:1] == [0]
+    if not rising or any(every < 1 for _, every in pairs):
         raise ValueError(
             "interval must be a positive integer, or pairs (first step, interval) in rising order "
-            "from step 0, such as "
-            f"[(0, 1), (1000, 4)], got {interval!r}"
+            f"from step 0, such as [(0, 1), (1000, 4)], got {interval!r}"
         )
     return [every for start, every in pairs if start <= count][-1]
 
 
-def check_gradient(param: Tensor) -> None:
-    """Raise unless the parameter's gradient is one that can be used."""
-    gradient = param.grad
-    assert gradient is not None
-    if gradient.layout != torch.strided:
-        raise TypeError(
-            f"a gradient of shape {tuple(gradient.shape)} is sparse; Spectral needs dense "
-            "gradients "
-            "(for torch.nn.Embedding, pass sparse=False)"
-        )
-    if not gradient.is_floating_point():
-        raise TypeError(
-            f"gradients must be real floating point, got {gradient.dtype}; view complex weights as "
-            "real"
-        )
+def names_of(kind: type[Options]) -> tuple[str, ...]:
+    """Return the names of all options of a kind of optimizer."""
+    return tuple(kind.__dataclass_fields__)
 
 
-def nonfinite(
-    work: Work, samples: Mapping[Tensor, Tensor], gradient: Callable[[Tensor], Tensor]
-) -> Tensor | None:
-    """Return ``GO``, ``SKIP`` or ``RAISE`` as a tensor, so that nothing waits for the device;
-    ``None`` if all goes.
+def check_names(group: Collection[str], kind: type[Options]) -> None:
+    """Raise if a parameter group has an option that does not exist."""
+    names = names_of(kind)
+    foreign = (*FOREIGN, *POSTERIOR) if set(POSTERIOR) <= set(group) else FOREIGN
+    for name in group:
+        if name not in names and name not in foreign:
+            near = difflib.get_close_matches(str(name), names, 1, 0.7)
+            hint = "Spectral has no such option for parameter groups"
+            if near:
+                hint = f"did you mean {near[0]}?"
+            raise ValueError(f"unknown option {name!r} in a parameter group: {hint}")
 
-    Looked at are curvature that was given, and ``gradient(parameter)``, what is here of it.
+
+def from_torch(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options without those that mean nothing here but are arguments of torch's optimizers.
+
+    Trainers pass them to every optimizer. Those that cannot be done raise an error.
     """
-    verdict = None
-    for group, params in work:
-        if group["nonfinite"] == "ignore" or not params:
-            continue
-        tensors = list(map(gradient, params))
-        if samples:
-            tensors += [samples[p] for p in params if p in samples]
-        # The least and the largest entry show NaN as well, and take one reading of a tensor.
-        ends: list[Tensor] = []
-        for tensor in tensors:
-            if tensor.numel():
-                ends += map(torch.Tensor.to, torch.aminmax(tensor), (tensors[0].device,) * 2)
-        bad = ~torch.isfinite(torch.stack(ends)).all() if ends else torch.tensor(False)
-        found = bad * (SKIP if group["nonfinite"] == "skip" else RAISE)
-        verdict = found if verdict is None else torch.maximum(verdict, found.to(verdict.device))
-    return verdict
+    kept = dict(options)
+    for name, reason in IMPOSSIBLE.items():
+        if kept.pop(name, False):
+            raise ValueError(f"Spectral cannot do {name}=True: {reason}; leave it out")
+    # Both choose an implementation for torch; there is one here, in batches.
+    kept.pop("foreach", None)
+    if isinstance(kept.get("fused"), bool):
+        kept["fused"] = None
+    return kept
+
+
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options in plain types, as files hold them: functions become their names."""
+    saved = dict(options)
+    for name, value in options.items():
+        if isinstance(value, (Fused, Turning)):
+            parts = asdict(value)
+            saved[name] = {
+                part: custom_name(content) if callable(content) else content
+                for part, content in parts.items()
+            }
+    return saved
+
+
+def restored(saved: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo ``plain``; functions, of which files hold the names, are those that are present."""
+    options = dict(saved)
+    if isinstance(options.get("fused"), dict):
+        options["fused"] = Fused(**options["fused"])
+    if isinstance(options.get("turning"), dict):
+        parts = dict(options["turning"])
+        for name in ("rotation", "map"):
+            text = parts.get(name)
+            if isinstance(text, str) and text.startswith(CUSTOM_PREFIX):
+                parts[name] = _present_function(text, name, present["turning"])
+        options["turning"] = Turning(**parts)
+    return options
+
+
+def _present_function(text: str, name: str, turning: Turning) -> object:
+    function = getattr(turning, name)
+    if not callable(function) or custom_name(function) != text:
+        raise ValueError(
+            f"{name} of Turning was a function, {text!r}; make the optimizer with that function "
+            "before loading"
+        )
+    return function
 
 
 def custom_name(function: object) -> str:
     """Return what checkpoints hold in place of a user's own function."""
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{CUSTOM_PREFIX}{named.__module__}.{named.__qualname__}"
-
-
-def nonfinite_sentence(names: Sequence[str], curvature: bool) -> str:
-    """Say which gradients are not finite; if none, the curvature that was given may be to blame."""
-    where = names[:5] or ["the curvature" if curvature else "a parameter on another rank"]
-    return (
-        f"gradient of {', '.join(where)} has NaN or infinite entries; nothing was changed. Lower "
-        "the learning rate, "
-        'clip gradients, or pass nonfinite="skip" to skip such steps'
-    )
-
-
-def plan_of(group: Group, param: Tensor) -> Plan:
-    """Choose the layout of a parameter."""
-    options = {name: group[name] for name in LAYOUT}
-    return plan(tuple(param.shape), **options, elementwise=group["eigenvalues"] == "corrected")
-
-
-def mends_at(group: Group, count: int, turns: int) -> bool:
-    """Tell whether bases are mended at a turn, every second time wherever that is enough.
-
-    Quadratic maps of generators of a norm up to 0.5 stretch bases by at most ``sqrt(1 + 4 |N|^4)``,
-    two turns by 1.25, and Newton-Schulz steps come back from below ``sqrt(3)``. Normalized
-    generators may be longer, other maps are exact enough to be held to it or the user's own, a CUDA
-    graph takes one step for ever. Turns are the parameter's own.
-    """
-    early = isinstance(group["interval"], int) and group["start"] > 0 and count < EARLY
-    always = (
-        group["maps"] != "quadratic" or group["rotation"] == "normalized" or group["capturable"]
-    )
-    return bool(group["reorthonormalize"] and (always or early or turns % 2 == 0))
-
-
-def rule_of(group: Group, turns: int = 0) -> Rule:
-    """Return what decides what a step computes; ``turns`` is the number of the turn, if it turns
-    bases.
-    """
-    options = dict(
-        zip(Rule.__dataclass_fields__, itemgetter(*Rule.__dataclass_fields__)(group), strict=True)
-    )
-    return Rule(**{**options, "reorthonormalize": mends_at(group, group["count"] - 1, turns)})
-
-
-def rates_of(group: Group, like: Tensor) -> Rates:
-    """Return the numbers of a step, in the number format and on the device of a tensor."""
-    beta1, beta2 = group["betas"]
-    basis = 1 - beta2 if group["basis_lr"] is None else group["basis_lr"]
-    floor = (
-        LEAST_DAMPING if group["eigenvalues"] == "kronecker" and group["relative_damping"] else 0.0
-    )
-    # Filled in on the device: copying a number to it would wait for it.
-    number = partial(torch.full, (), dtype=like.dtype, device=like.device)
-    return Rates(*map(number, (beta1, beta2, basis, max(floor, group["damping"]))))
-
-
-def initial_state(
-    group: Group, param: Tensor, plan: Plan, device: torch.device | str | None = None
-) -> State:
-    """Return the state of a parameter before its first step."""
-    wide = torch.float64 if param.dtype == torch.float64 else torch.float32
-    eight = group["state_dtype"] == torch.int8
-    dtype = wide if eight else group["state_dtype"] or wide
-    found: State = {}
-    for index, layout in enumerate(plan.layouts):
-        own = new_state(
-            (plan.units, layout.blocks, *layout.sizes),
-            layout.full,
-            rule_of(group),
-            momentum=group["betas"][0] > 0,
-            residual=group["residual"],
-            dtype=dtype,
-            basis_dtype=group["basis_dtype"] or (torch.bfloat16 if eight else dtype),
-            device=torch.device(device or param.device),
-        )
-        own = (
-            packed(own)
-            if eight
-            else rounded(own)
-            if group["state_dtype"] is None and "scale" in own
-            else own
-        )
-        for name, tensor in own.items():
-            place = home(name, tensor.device, group["offload"] and device is None)
-            found[name + suffix(plan, index)] = tensor.to(place)
-    return found

@@ -1,100 +1,112 @@
-"""Checkpoints without bases: in their place one matrix of the weights' shape, from which they are
-learned anew.
+"""Checkpoints without bases: in their place one matrix of the weights' shape.
 
-It is a portrait of the curvature, ``P = B0[:, :r] Diag(4, ..., 1) B1[:, :r]^T`` with ``r = min(n0,
-n1)`` and columns in the order of eigenvalues, in two bytes per entry. Bases are the eigenvectors of
-``P P^T`` and ``P^T P``, but for the least directions of a longer side. Even distances make them
-easy to tell apart: the core's own ``update`` finds them in 20 turns, whatever their number. Second
-moments keep to the same order, also in two bytes; momentum is saved in the weights' own
-coordinates, for the signs of eigenvectors are lost.
+It is a portrait of the curvature, ``P = B0[:, :r] Diag(4, ..., 1) B1[:, :r]^T`` with
+``r = min(n0, n1)`` and columns in the order of eigenvalues, in two bytes per entry. Bases are
+learned anew as the eigenvectors of ``P P^T`` and ``P^T P``, but for the least directions of a
+longer side. Even distances make them easy to tell apart: the core's own ``update`` finds them in 20
+turns, whatever their number. Second moments keep to the same order, also in two bytes; momentum is
+saved in the weights' own coordinates, for the signs of eigenvectors are lost.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from ..core.curvature import Dense
 from ..core.matrices import Full
-from ..core.step import Turning
+from ..core.step import Turning, rotate
 from ..core.update import update
-from .kernel import rotate
-from .stacks import own_state
-from .state import State
-from .storage import BASES, close, opened
+from .formats import State, pack_, unpack
 
-PORTRAIT, MOMENT = "portrait", "second_moment"
-LARGEST = 4.0  # singular value of a portrait
-TURNS = 20  # 16 are enough for sides of 1024
+PORTRAIT = "portrait"
+MOMENT = "second_moment"
+MOMENTUM = "momentum"
+BASIS = "basis"
+LARGEST_SINGULAR_VALUE = 4.0
+TURNS = 20
+"""16 are enough for sides of 1024."""
 
 
 def without_bases(state: State) -> State:
     """Return a copy of a parameter's state with portraits instead of bases."""
-    found = {name: value.clone() for name, value in state.items()}
-    for end, kept in _matrices(state):
-        own, sides = opened(kept, kept["scale"].device), []
-        bases = {axis: own[f"basis_{axis}"] for axis in (0, 1)}
-        rank = min(basis.shape[-1] for basis in bases.values())
-        if "momentum" in own:
-            own["momentum"] = rotate(own["momentum"], bases, back=True)
-        for axis, basis in bases.items():
-            eigs = own[f"eigs_{axis}"]
-            order = eigs.argsort(dim=-1, descending=True)
-            sides.append(
-                torch.take_along_dim(basis.to(eigs.dtype), order[..., None, :], -1)[..., :rank]
-            )
-            own[f"eigs_{axis}"] = _sorted(eigs, order, -1, rank)
-            if MOMENT in own:
-                own[MOMENT] = _sorted(own[MOMENT], order.unsqueeze(-1 - axis), axis - 2, rank)
-        close(own_state(found, end), own, own["step"])
-        sizes = torch.linspace(LARGEST, 1.0, rank, dtype=sides[0].dtype, device=sides[0].device)
-        found[PORTRAIT + end] = (sides[0] * sizes @ sides[1].mT).bfloat16()
-        if MOMENT in own and found[MOMENT + end].is_floating_point():
-            found[MOMENT + end] = (
-                found[MOMENT + end].clamp_max(torch.finfo(torch.bfloat16).max).bfloat16()
-            )
-        for name in (name for name in kept if name.startswith(BASES)):
-            del found[name + end]
-    return found
+    saved = {name: value.clone() for name, value in state.items()}
+    for suffix, kept in _matrices(state):
+        own = unpack(kept)
+        bases = [own[f"{BASIS}_{axis}"] for axis in (0, 1)]
+        rank = min(basis.shape[-1] for basis in bases)
+        if MOMENTUM in own:
+            own[MOMENTUM] = rotate(own[MOMENTUM], [basis.mT for basis in bases])
+        sides = [_sort_side_(own, axis, rank) for axis in (0, 1)]
+        pack_({name: saved[name + suffix] for name in kept}, own)
+        saved[PORTRAIT + suffix] = _portrait(sides, rank)
+        moment = saved.get(MOMENT + suffix)
+        if moment is not None and moment.is_floating_point():
+            largest = torch.finfo(torch.bfloat16).max
+            saved[MOMENT + suffix] = moment.clamp_max(largest).bfloat16()
+        for axis in (0, 1):
+            del saved[f"{BASIS}_{axis}{suffix}"]
+    return saved
+
+
+def _sort_side_(own: State, axis: int, rank: int) -> Tensor:
+    """Put the eigenvalues of a side in order; return its first eigenvectors."""
+    eigs = own[f"eigs_{axis}"]
+    order = eigs.argsort(dim=-1, descending=True)
+    basis = own[f"{BASIS}_{axis}"].to(eigs.dtype)
+    own[f"eigs_{axis}"] = _sorted(eigs, order, -1, rank)
+    if MOMENT in own:
+        own[MOMENT] = _sorted(own[MOMENT], order.unsqueeze(-1 - axis), axis - 2, rank)
+    return torch.take_along_dim(basis, order[..., None, :], -1)[..., :rank]
+
+
+def _portrait(sides: list[Tensor], rank: int) -> Tensor:
+    like = sides[0]
+    sizes = torch.linspace(LARGEST_SINGULAR_VALUE, 1.0, rank, dtype=like.dtype, device=like.device)
+    return (sides[0] * sizes @ sides[1].mT).bfloat16()
 
 
 def with_bases(state: State, expected: State) -> State:
-    """Undo ``without_bases``; ``expected`` is the state of all units as it should be, nothing
-    without portraits.
-    """
-    found, like = dict(state), next(iter(state.values()))
+    """Undo ``without_bases``; ``expected`` is the state of all units as it should be."""
+    restored = dict(state)
+    like = next(iter(state.values()))
     for name, value in expected.items():
-        missing = torch.zeros(len(like), *value.shape[1:], dtype=value.dtype, device=like.device)
-        found[name] = (
-            state[name].to(value.dtype) if name.startswith(MOMENT) else state.get(name, missing)
-        )
-    for end, kept in _matrices(found) if expected else ():
-        # Whatever a file holds
-        seen = found.pop(PORTRAIT + end).to(kept["scale"].dtype).clamp(-LARGEST, LARGEST)
-        if not len(seen):  # other ranks step them
-            continue
-        own, rows = opened(kept, seen.device), seen.flatten(1, 2)[:, None]
-        bases = {0: _eigenvectors(seen @ seen.mT), 1: _eigenvectors(rows.mT @ rows)}
-        own |= {f"basis_{axis}": basis for axis, basis in bases.items()}
-        own |= {
-            name: torch.diag_embed(own[f"eigs_{name[-1]}"])
-            for name in own
-            if name.startswith("residual")
-        }
-        if "momentum" in own:
-            own["momentum"] = rotate(own["momentum"], bases)
-        if (
-            "momentum" in own and MOMENT in own
-        ):  # as in every turn, second moments stay above the momentum's square
-            scale = torch.where(own["scale"] > 0, own["scale"], torch.inf).view(-1, 1, 1, 1)
-            own[MOMENT] = torch.maximum(own[MOMENT], (own["momentum"] / scale).square())
-        close(kept, own, own["step"])
-    return found
+        if name.startswith(BASIS):
+            shape = (len(like), *value.shape[1:])
+            restored[name] = torch.zeros(shape, dtype=value.dtype, device=like.device)
+        elif name.startswith(MOMENT):
+            restored[name] = state[name].to(value.dtype)
+    for suffix, kept in _matrices(restored):
+        portrait = restored.pop(PORTRAIT + suffix).to(kept["scale"].dtype)
+        if len(portrait):  # otherwise other ranks step them
+            _learn_bases_(kept, portrait)
+    return restored
+
+
+def _learn_bases_(kept: State, portrait: Tensor) -> None:
+    """Learn the bases of matrices from their portrait, and turn what lives in them."""
+    own = unpack(kept)
+    # Whatever a file holds.
+    seen = portrait.clamp(-LARGEST_SINGULAR_VALUE, LARGEST_SINGULAR_VALUE)
+    rows = seen.flatten(1, 2)[:, None]
+    bases = [_eigenvectors(seen @ seen.mT), _eigenvectors(rows.mT @ rows)]
+    for axis, basis in enumerate(bases):
+        own[f"{BASIS}_{axis}"] = basis
+    if MOMENTUM in own:
+        own[MOMENTUM] = rotate(own[MOMENTUM], bases)
+    if MOMENTUM in own and MOMENT in own:
+        # As in every turn, second moments stay above the momentum's square.
+        scale = torch.where(own["scale"] > 0, own["scale"], torch.inf).view(-1, 1, 1, 1)
+        own[MOMENT] = torch.maximum(own[MOMENT], (own[MOMENTUM] / scale).square())
+    pack_(kept, own)
 
 
 def _sorted(x: Tensor, order: Tensor, axis: int, rank: int) -> Tensor:
-    """Return entries in order along an axis; beyond the rank, where directions will be any, all are
-    their mean.
+    """Return entries in order along an axis.
+
+    Beyond the rank, where directions will be any, all are their mean.
     """
     x = torch.take_along_dim(x, order, axis)
     tail = x.narrow(axis, rank, x.shape[axis] - rank)
@@ -105,15 +117,23 @@ def _sorted(x: Tensor, order: Tensor, axis: int, rank: int) -> Tensor:
 def _eigenvectors(gram: Tensor) -> Tensor:
     """Return the eigenvectors of matrices, those of the largest eigenvalues first."""
     eigs = gram.new_ones(gram.shape[:-1])
-    start = Full(torch.diag_embed(eigs), eigs)
-    basis = update(start, Dense(gram), lr=1.0, turning=Turning(sweeps=TURNS)).basis
+    S = Full(torch.diag_embed(eigs), eigs)
+    basis = update(S, Dense(gram), lr=1.0, turning=Turning(sweeps=TURNS)).basis
     order = (gram @ basis * basis).sum(-2).argsort(dim=-1, descending=True)
     return torch.take_along_dim(basis, order[..., None, :], -1)
 
 
-def _matrices(state: State) -> list[tuple[str, State]]:
-    """Return what the names of the state of each matrix with two bases end with, and its state
-    without these ends.
-    """
-    ends = [name.removeprefix("basis_1") for name in state if name.startswith("basis_1")]
-    return [(end, own_state(state, end)) for end in ends if "eigs_2" + end not in state]
+def _matrices(state: Mapping[str, Tensor]) -> Iterator[tuple[str, State]]:
+    """Give out the suffix of each matrix with two bases, and its state without the suffix."""
+    second = f"{BASIS}_1"
+    for name in list(state):
+        if name.startswith(second):
+            suffix = name.removeprefix(second)
+            yield (
+                suffix,
+                {
+                    key.removesuffix(suffix): value
+                    for key, value in state.items()
+                    if key.endswith(suffix)
+                },
+            )

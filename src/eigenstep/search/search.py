@@ -115,7 +115,7 @@ class Search:
     reason: str | None = None  # why it is over
     spent: float = 0.0  # seconds until it was saved
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         x0: Point | Callable[[Rng], Point],
         sigma0: float | Point,

@@ -28,6 +28,7 @@ from ..data.datasets import find
 from ..lines import look
 from ..plotting import figure, save
 from ..results import Table
+from ..rivals import with_turning
 from ..study import Cell, Plans, figures, nested
 from ..tasks import Classification, picture_task, text_task
 from .prediction import SOAP, KLShampoo, Layers, Learner, Shipped, follow, record, stack
@@ -59,7 +60,7 @@ class Scheme:
         }
         if self.family in DECOMPOSE:
             return DECOMPOSE[self.family](**options, like=like)
-        return Shipped(partial(SHIPPED[self.family], **options), like)
+        return Shipped(partial(SHIPPED[self.family], **with_turning(options)), like)
 
 
 SHIPPED: Mapping[str, Callable[..., Spectral]] = {
@@ -76,7 +77,6 @@ SCHEMES: Mapping[str, Scheme] = {
     "Spectral, every 5 steps from the start": Scheme("Spectral", {"interval": [[0, 5]]}),
     "Spectral, bfloat16 bases": Scheme("Spectral", {"basis_dtype": "bfloat16"}),
     "Spectral, whole sides": Scheme("Spectral", {"max_ratio": None}),
-    "Spectral, residual, every step": Scheme("Spectral", {"residual": True, "interval": 1}),
     "Spectral, Kronecker eigenvalues": Scheme("Spectral", {"eigenvalues": "kronecker"}),
     "Spectral.fast": Scheme("Spectral.fast"),
     "Spectral.paper": Scheme("Spectral.paper"),

@@ -24,8 +24,11 @@ from torch import Generator, Tensor, nn
 from eigenstep import Spectral
 from eigenstep.core.curvature import OuterProducts
 from eigenstep.core.matrices import Full, Kronecker
-from eigenstep.optim.kernel import rotate
-from eigenstep.optim.options import plan_of
+from eigenstep.core.step import rotate
+from eigenstep.optim.batches import split
+from eigenstep.optim.formats import is_matrix, matrix_state, vector_state
+from eigenstep.optim.layout import plan_of
+from eigenstep.optim.matrix import column, products_of_eigs
 
 from ..baselines import eigen
 from ..rivals import is_hidden_matrix
@@ -57,11 +60,12 @@ class Spectrum(NamedTuple):
     """``S`` of a stack of ``b`` matrices, each laid out as ``k`` blocks of ``n`` rows.
 
     Attributes:
-        bases: for each axis that has one, ``B``, shape ``(b, k or 1, n, n)``, as it is stored.
+        bases: ``B`` of each side, shape ``(b, k or 1, n, n)``, as it is stored; ``None`` if it has
+            none.
         values: eigenvalues of ``S``, shape ``(b, k, n, m)`` or what a gradient is laid out as.
     """
 
-    bases: Mapping[int, Tensor]
+    bases: Sequence[Tensor | None]
     values: Tensor
 
 
@@ -93,25 +97,26 @@ class Shipped:
 
     def lay_out(self, gradient: Tensor) -> Tensor:
         """Return gradients as the optimizer lays them out."""
-        plan = plan_of(self._optimizer.param_groups[0], self._params[0])
-        if plan.layouts[0].diagonal:
+        plan = plan_of(
+            self._optimizer.options_of(self._optimizer.param_groups[0]), gradient.shape[1:]
+        )
+        if not plan.layouts[0].has_basis:
             return gradient.reshape(len(gradient), 1, -1)
-        return torch.cat([plan.split(one, 0) for one in gradient])
+        return torch.cat([split(plan, 0, one) for one in gradient])
 
     def spectrum(self) -> Spectrum:
         """Return what the next step would divide by: corrected eigenvalues, or products."""
         states = [self._optimizer.state[param] for param in self._params]
-        state = {name: torch.cat([own[name] for own in states]) for name in states[0]}
-        bases = {axis: state[f"basis_{axis}"] for axis in range(2) if f"basis_{axis}" in state}
-        if "scale" not in state:  # without a basis: AdamW's second moments
-            return Spectrum({}, state["second_moment"].float().view(len(states), 1, -1))
-        if "second_moment" in state:
-            values = state["second_moment"].float()
-        elif "eigs_1" in state:
-            values = state["eigs_0"][..., :, None] * state["eigs_1"][..., None, :]
-        else:
-            values = state["eigs_0"]
-        return Spectrum(bases, values * state["scale"].square().view(-1, *[1] * (values.ndim - 1)))
+        tensors = {name: torch.cat([state[name] for state in states]) for name in states[0]}
+        if not is_matrix(tensors):  # without a basis: AdamW's second moments
+            moments = vector_state(tensors).second_moment.float()
+            return Spectrum([None], moments.view(len(states), 1, -1))
+        state = matrix_state(tensors)
+        values = products_of_eigs(state.sides)
+        if state.second_moment is not None:
+            values = state.second_moment.float()
+        bases = [side.basis for side in state.sides]
+        return Spectrum(bases, values * column(state.scale.square(), values))
 
     def learn(self, gradient: Tensor) -> None:
         """Take a step."""
@@ -140,11 +145,10 @@ class KLShampoo:
 
     def spectrum(self) -> Spectrum:
         """Return products of eigenvalues."""
-        bases = {
-            axis: factor.basis[:, None]
-            for axis, factor in enumerate(self._S.factors)
-            if isinstance(factor, Full)
-        }
+        bases = [
+            factor.basis[:, None] if isinstance(factor, Full) else None
+            for factor in self._S.factors
+        ]
         return Spectrum(bases, self._S.spectrum[:, None])
 
     def learn(self, gradient: Tensor) -> None:
@@ -181,9 +185,7 @@ class SOAP:
     def spectrum(self) -> Spectrum:
         """Return second moments, damped."""
         values = self._second + DAMPING * self._second.mean((-2, -1), keepdim=True)
-        return Spectrum(
-            {axis: basis[:, None] for axis, basis in enumerate(self._bases)}, values[:, None]
-        )
+        return Spectrum([basis[:, None] for basis in self._bases], values[:, None])
 
     def learn(self, gradient: Tensor) -> None:
         """Average, and decompose if it is time."""
@@ -266,7 +268,9 @@ def predictive_nll(S: Spectrum, gradient: Tensor) -> Tensor:
     """
     values = S.values.double().clamp_min(torch.finfo(torch.float32).tiny)
     nll = (rotate(gradient, S.bases).double().square() / values + values.log()).flatten(1).mean(1)
-    for basis in S.bases.values():
+    for basis in S.bases:
+        if basis is None:
+            continue
         nll = nll - 2 * torch.linalg.slogdet(basis.double()).logabsdet.mean(1) / basis.shape[-1]
     return nll
 

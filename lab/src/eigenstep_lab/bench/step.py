@@ -28,7 +28,7 @@ from torch.optim import AdamW, Optimizer
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from eigenstep import Spectral
+from eigenstep import Spectral, Turning
 
 from ..behavior import behavior
 from ..console import MOST_THREADS, between, track
@@ -119,8 +119,8 @@ NETWORKS: Mapping[str, Callable[[int], Shapes]] = {"ViT-B/16": vit, "GPT-2": gpt
 """Networks of `memory`."""
 MODES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
-    "bf16 bases": {"basis_dtype": torch.bfloat16},
-    "bf16": {"basis_dtype": torch.bfloat16, "state_dtype": torch.bfloat16},
+    "bf16 bases": {"turning": Turning(dtype=torch.bfloat16)},
+    "bf16": {"state_dtype": torch.bfloat16},
     "int8": {"state_dtype": torch.int8, "max_dim": 1024},
 }
 """Options of `Spectral` that decide how much memory it takes."""

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from eigenstep.optim import Spectral
-from eigenstep.optim.distributed.ownership import balance
-from eigenstep.optim.inspect import candidate_of
+from eigenstep.optim.distributed.ownership import balance, candidate_of
 
 from ..rivals import is_hidden_matrix
 
@@ -138,8 +137,8 @@ def spectral(
     for name, shape in shapes:
         param = nn.Parameter(torch.empty(shape, device="meta"))
         structure = "kronecker" if is_hidden_matrix(name, param) else ends
-        (group,) = make([param], structure=structure).param_groups
-        candidate = candidate_of(group, param)
+        optimizer = make([param], structure=structure)
+        candidate = candidate_of(optimizer.options_of(optimizer.param_groups[0]), param)
         products, state, size = candidate.costs
         units.append(Unit(candidate.plan.slices, products, state, size))
     return units

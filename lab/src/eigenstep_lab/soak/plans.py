@@ -11,10 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from eigenstep import Turning
+from eigenstep.optim import Fused
+
 from .streams import PATTERNS, gradients
 
 EMBEDDING = (1024, 32)
-SHAPES: Mapping[tuple[int, ...], tuple[Mapping[str, Any], ...]] = {
+SHAPES: Mapping[tuple[int, ...], tuple[Fused, ...]] = {
     (1,): (),
     (7,): (),
     (1500,): (),
@@ -25,54 +28,44 @@ SHAPES: Mapping[tuple[int, ...], tuple[Mapping[str, Any], ...]] = {
     (4, 16): (),
     (16, 8): (),
     (40, 32): (),
-    (12, 4): (
-        {"split_sizes": (4, 8)},
-        {"split_sizes": (1, 11)},
-        {"num_heads": 3},
-        {"num_heads": 2, "split_dim": 1},
-    ),
-    (24, 6): ({"num_heads": 4}, {"split_sizes": (4, 2), "split_dim": 1}),
+    (12, 4): (Fused(sizes=(4, 8)), Fused(sizes=(1, 11)), Fused(heads=3), Fused(heads=2, axis=1)),
+    (24, 6): (Fused(heads=4), Fused(sizes=(4, 2), axis=1)),
     (48, 16): (
-        {"split_sizes": (16, 16, 16)},
-        {"split_sizes": (16, 16, 16), "num_heads": 2},
-        {"split_sizes": (32, 8, 8), "num_heads": (4, 1, 1)},
+        Fused(sizes=(16, 16, 16)),
+        Fused(sizes=(16, 16, 16), heads=2),
+        Fused(sizes=(32, 8, 8), heads=(4, 1, 1)),
     ),
-    (2, 3, 4): ({"batch_dims": 1},),
-    (3, 16, 16): ({"batch_dims": 0}, {"batch_dims": 1}),
-    (4, 2, 3, 3): ({"batch_dims": 1}, {"batch_dims": 2}),
+    (2, 3, 4): (Fused(batch_dims=1),),
+    (3, 16, 16): (Fused(batch_dims=0), Fused(batch_dims=1)),
+    (4, 2, 3, 3): (Fused(batch_dims=1), Fused(batch_dims=2)),
     EMBEDDING: (),
 }
-"""Shapes of parameters, and options for some: experts, fused projections, heads."""
+"""Shapes of parameters, and what some may hold: experts, fused projections, heads."""
 TYPICAL: Mapping[str, tuple[Any, ...]] = {
     "interval": (1, 2, 5, [(0, 1), (7, 3)]),
     "nesterov": (0.0, 0.1, 0.2),
-    "structure": ("auto", "kronecker", "axes", "full", "diagonal"),
+    "structure": ("auto", "kronecker", "full", "diagonal"),
     "max_dim": (2048, 6),
     "max_ratio": (None, 1.0, 2.0),
-    "start": (1.0, 2.0, 4.0, 20.0),
-    "turn_first": (False, True),
-    "rotation": ("bounded", "normalized", "moore_penrose"),
-    "basis_lr": (None, 0.1, 0.5),
-    "maps": ("quadratic", "truncated", "exact"),
-    "residual": (False, True),
-    "foreach": (True, False),
+    "turning": (
+        Turning(rate=0.5),
+        Turning(rate=0.05, map="truncated_cayley"),
+        Turning(map="cayley", mend=False),
+        Turning(rotation="normalized"),
+        Turning(rotation="pairwise", sweeps=2),
+    ),
     "state_dtype": (None, torch.int8),
-    "offload": (False, True),
 }
 """Options that change how curvature is learned; steps keep their bound."""
 RARE: Mapping[str, tuple[Any, ...]] = {
     "nesterov": (0.0, 0.2, True, 1.0),
-    "start": (0.0, 1.0, 4.0, 20.0),
     "eigenvalues": ("corrected", "kronecker"),
     "root": (2.0, 1.0, 4.0),
     "clip": (None, 1.0),
-    "grafting": ("descent", None, "adam", "rms"),
-    "decay": (1.0, 0.9),
+    "grafting": (True, False),
     "damping": (1e-10, 1e-4),
-    "relative_damping": (True, False),
     "weight_decay": (0.0, 0.1),
     "cautious_weight_decay": (False, True),
-    "basis_dtype": (None, torch.bfloat16, torch.float64),
     "state_dtype": (None, torch.bfloat16, torch.float64, torch.int8),
     "stochastic_rounding": (False, True),
     "maximize": (False, True),
@@ -201,7 +194,9 @@ def draw(chance: np.random.Generator) -> Plan:
 
 def _layout(chance: np.random.Generator, shape: tuple[int, ...]) -> Mapping[str, Any]:
     some = SHAPES[shape]
-    return some[chance.integers(len(some))] if some and chance.random() < 0.5 else {}
+    if not some or chance.random() >= 0.5:
+        return {}
+    return {"fused": some[chance.integers(len(some))]}
 
 
 def _recognized(options: Mapping[str, Any], model: bool) -> bool:

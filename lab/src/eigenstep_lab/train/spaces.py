@@ -48,7 +48,7 @@ SPACES: Mapping[str, Space] = {
     "spectral_paper": {
         **PAPER,
         "basis_lr": Range(0.02, 1.9),
-        "decay": (0.0, 1.0),
+        "gamma": (0.0, 1.0),
         "clip": (0.5, 1.0, 2.0),
     },
     "adamw": {**COMMON, **BETAS, **EPS},

@@ -11,15 +11,17 @@ import datetime
 import hashlib
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..options import OPTIONS, RAISE, custom_name
+from ..options import Options, plain
 
+GO, SKIP, RAISE = range(3)
+"""What to do about the gradients of a step: take it, leave it out, or raise an error."""
 SENTENCES: Mapping[str, str] = {
     "gradients": "have gradients for different parameters, so they cannot step together: give "
     "every rank a gradient "
@@ -69,22 +71,30 @@ def digest_rates(rates: Sequence[float | Tensor]) -> int | Tensor:
 
 
 def statement(
-    groups: Sequence[Mapping[str, Any]], shared: Callable[[Tensor], bool], new: set[Tensor]
+    groups: Sequence[tuple[Mapping[str, Any], Options]],
+    shared: Collection[Tensor],
+    new: Collection[Tensor],
 ) -> dict[str, int | Tensor]:
-    """Return digests of everything in which the ranks that share parameters must agree, one for
-    each sentence.
+    """Return digests of everything in which ranks must agree, one for each sentence.
 
-    ``shared`` tells whether these ranks share a parameter; ``new`` ones get owners in this step.
+    Args:
+        groups: parameter groups and their options.
+        shared: the parameters that these ranks share.
+        new: parameters that get owners in this step.
     """
-    parameters, flags, settings, steps, rates = [], bytearray(), [], [], []
-    for group in groups:
-        mine = [param for param in group["params"] if shared(param)]
+    parameters = []
+    flags = bytearray()
+    settings = []
+    steps = []
+    rates = []
+    for group, options in groups:
+        mine = [param for param in group["params"] if param in shared]
         if mine:
             parameters.append([(*param.shape, param.dtype) for param in mine])
             flags += bytes((param.grad is not None) + 2 * (param in new) for param in mine)
-            settings.append([_plain(group[name]) for name in OPTIONS if name != "lr"])
+            settings.append(_printable(options))
             steps.append(group["count"])
-            rates.append(group["lr"])
+            rates.append(options.lr)
     digests = {"gradients": flags, "steps": steps, "options": settings, "parameters": parameters}
     return {
         "rates": digest_rates(rates),
@@ -92,11 +102,14 @@ def statement(
     }
 
 
-def _plain(option: Any) -> Any:
-    """Return what prints the same on all ranks if it is the same."""
-    if isinstance(option, float):
-        return float(option)  # not one of numpy's
-    return custom_name(option) if callable(option) else option
+def _printable(options: Options) -> dict[str, Any]:
+    """Return options but the learning rate, in a form that prints the same on all ranks."""
+    printable = plain(vars(options))
+    del printable["lr"]
+    for name, value in printable.items():
+        if isinstance(value, float):
+            printable[name] = float(value)  # not one of numpy's
+    return printable
 
 
 def vote(

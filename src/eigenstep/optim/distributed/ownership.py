@@ -12,7 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..stacks import Plan
+from ..cost import matmul_flops, state_bytes
+from ..formats import initial_state, suffix_of
+from ..layout import Plan, plan_of
+from ..options import Options
 
 OFF = "or pass distributed=False to step all parameters on every rank"
 
@@ -191,6 +194,16 @@ def describe(param: Any) -> tuple[Any, ...]:
     return shape, str(param.dtype), ((0,) * len(shape), shape), *sums
 
 
+def candidate_of(options: Options, param: Tensor) -> Candidate:
+    """Say what stepping a parameter costs, so that ranks can share the work."""
+    plan = plan_of(options, param.shape)
+    state = initial_state(options, plan, param.dtype, "meta")
+    totals = (matmul_flops(plan, options), state_bytes(state), param.numel())
+    costs = tuple(total / plan.slices for total in totals)
+    wide = state["step" + suffix_of(plan, 0)].dtype
+    return Candidate(param, plan, costs, wide, describe(param))
+
+
 def check_alike(known: Sequence[Sequence[tuple[Any, ...]]]) -> None:
     """Raise unless the ranks have the same parameters, and the same weights and gradients in what
     is replicated.
@@ -204,19 +217,26 @@ def check_alike(known: Sequence[Sequence[tuple[Any, ...]]]) -> None:
                 f"same parameters in the same order on all ranks, {OFF}"
             )
         for index, (mine, theirs) in enumerate(zip(first, other, strict=True)):
-            for name, at, tolerance in (("weights", 3, 1e-6), ("gradients", 4, 1e-3)):
-                if (mine[at] is None) != (theirs[at] is None):
-                    raise ValueError(
-                        f"ranks 0 and {rank} do not both have a gradient for parameter {index}"
-                    )
-                if mine[at] is not None and abs(mine[at] - theirs[at]) > tolerance * (
-                    abs(mine[at]) + abs(theirs[at])
-                ):
-                    raise ValueError(
-                        f"ranks 0 and {rank} have different {name} for parameter {index} of shape "
-                        f"{mine[0]}: wrap the "
-                        f"model in DistributedDataParallel or fully_shard, {OFF}"
-                    )
+            _check_pair(mine, theirs, f"ranks 0 and {rank}", f"parameter {index}")
+
+
+def _check_pair(mine: tuple[Any, ...], theirs: tuple[Any, ...], ranks: str, place: str) -> None:
+    """Raise unless two ranks have the same weights and gradients for a parameter."""
+    if (mine[4] is None) != (theirs[4] is None):
+        raise ValueError(f"{ranks} do not both have a gradient for {place}")
+    for name, at, tolerance in (("weights", 3, 1e-6), ("gradients", 4, 1e-3)):
+        if not _alike(mine[at], theirs[at], tolerance):
+            raise ValueError(
+                f"{ranks} have different {name} for {place} of shape {mine[0]}: wrap the model in "
+                f"DistributedDataParallel or fully_shard, {OFF}"
+            )
+
+
+def _alike(mine: float | None, theirs: float | None, tolerance: float) -> bool:
+    """Tell whether check sums agree; there are none of shards and of parameters without numbers."""
+    if mine is None or theirs is None:
+        return mine is theirs
+    return abs(mine - theirs) <= tolerance * (abs(mine) + abs(theirs))
 
 
 def check_shards(param: Tensor, held: Sequence[Box]) -> None:

@@ -19,17 +19,16 @@ follows from what all know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..inspect import candidate_of
-from ..options import GO, initial_state
-from ..stacks import Plan
-from ..state import State
+from ..formats import State, initial_state
+from ..layout import Plan
+from ..options import Options
 from . import agreement
 from .collectives import Apply, Pending, ReplicatedRound, Round, ShardedRound, local
 from .ownership import (
@@ -37,12 +36,16 @@ from .ownership import (
     Candidate,
     Member,
     balance,
+    candidate_of,
     check_alike,
     check_shards,
     group_of,
     parts_of,
 )
 from .sharded_state import own_part
+
+if TYPE_CHECKING:
+    from ..spectral import Work
 
 ROUND_BYTES = 64 * 2**20
 """About how much a rank steps in one round."""
@@ -57,6 +60,25 @@ Directions = Callable[[list[Tensor], list[Tensor], int], list[Tensor]]
 """Computes steps, given parameters of which this rank steps a part, the parts' gradients, and the
 number of a round.
 """
+
+
+Known = Sequence[tuple[dict[str, Any], Options]]
+
+
+class Talk:
+    """How far ranks have come in deciding on a step."""
+
+    def __init__(self, verdict: int | Tensor) -> None:
+        """Begin with the verdict of this rank."""
+        self.verdict = verdict
+        self.error: ValueError | None = None
+        self.unsure: list[Team] = []  # teams that vote once more
+        self.admitted: list[tuple[Team, list[Candidate], list[list[Box]]]] = []
+
+    def refuse(self, error: ValueError) -> None:
+        """Take down that this rank cannot take the step."""
+        self.error = error
+        self.verdict = agreement.REFUSED + dist.get_rank()
 
 
 class Sharding:
@@ -76,86 +98,128 @@ class Sharding:
         self,
         groups: Groups,
         states: Mapping[Tensor, State],
-        look: Callable[[], Any],
+        check: Callable[[], Work],
         name: Callable[[Tensor], str],
-    ) -> tuple[Any, Any, int]:
-        """Decide with all other ranks on a step, and give new parameters owners; raise on all if
-        one cannot take it.
+    ) -> Work:
+        """Decide with all other ranks on a step, and give new parameters owners.
 
-        Args: groups: the optimizer's parameter groups. states: the optimizer's state. look: checks
-            the gradients of this rank; returns what the step needs and its verdict, or raises an
-            error. name: tells a parameter's name.
+        If one rank cannot take the step, all raise an error.
+
+        Args:
+            groups: the optimizer's parameter groups.
+            states: the optimizer's state.
+            check: checks the gradients of this rank, and returns its work or raises an error.
+            name: tells a parameter's name.
 
         Returns:
-            What ``look`` returned, but with the verdict of all ranks.
+            The work, with the verdict of all ranks.
         """
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return *look()[
-                :2
-            ], GO  # the ranks were compared before; replaying a graph runs nothing of this
+            # The ranks were compared before; replaying a graph runs nothing of this.
+            return check()._replace(verdict=agreement.GO)
         error: Exception | None = None
         candidates: dict[Tensor, Candidate] = {}
-        work = samples = None
+        known: Known = []
+        verdict: int | Tensor
         try:
-            work, samples, verdict = look()
-            candidates = {
-                param: candidate_of(group, param)
-                for group in groups
-                for param in group["params"]
-                if param not in self
-                and param.numel()
-                and (param.requires_grad or param.grad is not None)
-            }
+            work = check()
+            verdict = work.verdict
+            known = [(group, options) for group, options, _ in work.groups]
+            candidates = self._candidates(work)
         except Exception as mistake:
-            error, verdict = mistake, agreement.REFUSED + dist.get_rank()
-        verdict = self._agree(groups, GO if verdict is None else verdict, candidates)
+            error = mistake
+            verdict = agreement.REFUSED + dist.get_rank()
+        verdict = self._agree(groups, known, verdict, candidates)
         if error is not None:
             raise error
         if verdict >= agreement.DIFFERENT:
             raise ValueError(agreement.sentence(verdict))
-        if verdict == GO:
-            for group in groups:
-                for param in candidates.keys() & set(group["params"]):
-                    own = states[param] or initial_state(group, param, self.plan(param))
-                    states[param].update(self.own_state(own, param, name(param)))
-        return work, samples, verdict
+        if verdict == agreement.GO:
+            self._create_states(work, states, candidates, name)
+        return work._replace(verdict=verdict)
+
+    def _candidates(self, work: Work) -> dict[Tensor, Candidate]:
+        """Return the parameters that need owners."""
+        candidates = {}
+        for group, options, _ in work.groups:
+            for param in group["params"]:
+                trained = param.requires_grad or param.grad is not None
+                if trained and param.numel() and param not in self:
+                    candidates[param] = candidate_of(options, param)
+        return candidates
+
+    def _create_states(
+        self,
+        work: Work,
+        states: Mapping[Tensor, State],
+        candidates: Collection[Tensor],
+        name: Callable[[Tensor], str],
+    ) -> None:
+        """Give parameters that have owners now the state of what is stepped here."""
+        for group, options, _ in work.groups:
+            for param in set(group["params"]).intersection(candidates):
+                state = states[param]
+                if not state:
+                    plan = self.plan(param)
+                    state = initial_state(options, plan, param.dtype, local(param).device)
+                states[param].update(self.own_state(state, param, name(param)))
 
     def _agree(
-        self, groups: Groups, verdict: int | Tensor, candidates: Mapping[Tensor, Candidate]
+        self,
+        groups: Groups,
+        known: Known,
+        verdict: int | Tensor,
+        candidates: Mapping[Tensor, Candidate],
     ) -> int:
-        """Return the verdict of all ranks, and give candidates owners if it is to go."""
+        """Return the verdict of all ranks, and give candidates owners if it is to go.
+
+        ``known`` are the groups with their options, or none if this rank refuses.
+        """
         teams = self._all_teams(groups)
         device = local(groups[0]["params"][0]).device
-        admitted, unsure = [], []
-        error: ValueError | None = None
+        talk = Talk(verdict)
         for team in teams:
-            if missing := team.absent():
-                error, verdict = (
-                    ValueError(MISSING.format(missing)),
-                    agreement.REFUSED + dist.get_rank(),
-                )
-                continue
-            shared = {param for param, other in self._team_of.items() if other is team}
-            said = agreement.statement(groups, shared.__contains__, set(candidates))
-            verdict, again = team.vote(verdict, said, teams, device)
-            found = [c for param, c in candidates.items() if self._team_of[param] is team]
-            if found and verdict == GO:
-                try:
-                    admitted.append((team, found, team.compare(found)))
-                except ValueError as mistake:
-                    error, verdict = mistake, agreement.REFUSED + dist.get_rank()
-            if again:
-                unsure.append(team)
-        for team in unsure:
-            verdict, _ = team.vote(verdict, {}, [], device)
-        if error is not None:
-            raise error
-        if verdict == GO:
-            for team, found, boxes in admitted:
-                self._members.update(
-                    (member.param, (team, member)) for member in team.admit(found, boxes)
-                )
-        return int(verdict)
+            missing = team.absent()
+            if missing:
+                talk.refuse(ValueError(MISSING.format(missing)))
+            else:
+                self._talk_to(team, teams, talk, known, candidates)
+        for team in talk.unsure:
+            talk.verdict, _ = team.vote(talk.verdict, {}, [], device)
+        if talk.error is not None:
+            raise talk.error
+        self._admit(talk)
+        return int(talk.verdict)
+
+    def _admit(self, talk: Talk) -> None:
+        """Give parameters owners, if all ranks agreed on them."""
+        if talk.verdict != agreement.GO:
+            return
+        for team, own, boxes in talk.admitted:
+            for member in team.admit(own, boxes):
+                self._members[member.param] = (team, member)
+
+    def _talk_to(
+        self,
+        team: Team,
+        teams: Sequence[Team],
+        talk: Talk,
+        known: Known,
+        candidates: Mapping[Tensor, Candidate],
+    ) -> None:
+        """Vote with one team, and compare what its ranks hold of new parameters."""
+        shared = {param for param, other in self._team_of.items() if other is team}
+        device = local(next(iter(shared))).device
+        said = agreement.statement(known, shared, set(candidates))
+        talk.verdict, again = team.vote(talk.verdict, said, teams, device)
+        own = [c for param, c in candidates.items() if self._team_of[param] is team]
+        if own and talk.verdict == agreement.GO:
+            try:
+                talk.admitted.append((team, own, team.compare(own)))
+            except ValueError as mistake:
+                talk.refuse(mistake)
+        if again:
+            talk.unsure.append(team)
 
     def _all_teams(self, groups: Groups) -> list[Team]:
         """Return the teams of all parameters, in an order in which nobody waits for ever.
@@ -190,31 +254,20 @@ class Sharding:
             key: own_part(tensor, start, plan.units, total, name) for key, tensor in state.items()
         }
 
-    def step(
-        self,
-        params: Sequence[Tensor],
-        arranged: Callable[..., Any],
-        compute: Callable[..., Iterable[tuple[list[Tensor], list[Tensor]]]],
-        apply: Apply,
-    ) -> None:
+    def step(self, params: Sequence[Tensor], compute: Directions, apply: Apply) -> None:
         """Step parameters.
 
-        Args: params: those that have gradients. arranged: puts parameters into stacks, given a
-            number that tells rounds apart. compute: computes the steps of stacks, given gradients
-            by parameter, and gives out what is complete. apply: moves tensors along steps.
+        Args:
+            params: those that have gradients.
+            compute: returns the steps of what this rank owns in one round.
+            apply: moves tensors along steps.
         """
-
-        def directions(own: list[Tensor], gradients: list[Tensor], tag: int) -> list[Tensor]:
-            given, found = dict(zip(own, gradients, strict=True)), dict[Tensor, Tensor]()
-            for complete, steps in compute(stacks=arranged(own, tag), gradients=given):
-                found.update(zip(complete, steps, strict=True))
-            return [found[param] for param in own]
-
         teams: dict[Team, list[Member]] = {}
-        for team, member in map(self._members.__getitem__, params):
+        for param in params:
+            team, member = self._members[param]
             teams.setdefault(team, []).append(member)
         for team in sorted(teams, key=Team.place):
-            team.step(teams[team], directions, apply)
+            team.step(teams[team], compute, apply)
 
 
 class Team:
