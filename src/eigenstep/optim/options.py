@@ -264,17 +264,19 @@ def names_of(kind: type[Options]) -> tuple[str, ...]:
     return tuple(kind.__dataclass_fields__)
 
 
-def check_names(group: Collection[str], kind: type[Options]) -> None:
-    """Raise if a parameter group has an option that does not exist."""
+def check_names(
+    group: Collection[str], kind: type[Options], place: str = " in a parameter group"
+) -> None:
+    """Raise if there is an option that does not exist; ``place`` says where, for people."""
     names = names_of(kind)
     foreign = (*FOREIGN, *POSTERIOR) if set(POSTERIOR) <= set(group) else FOREIGN
     for name in group:
         if name not in names and name not in foreign:
             near = difflib.get_close_matches(str(name), names, 1, 0.7)
-            hint = "Spectral has no such option for parameter groups"
+            hint = "Spectral has no such option"
             if near:
                 hint = f"did you mean {near[0]}?"
-            raise ValueError(f"unknown option {name!r} in a parameter group: {hint}")
+            raise ValueError(f"unknown option {name!r}{place}: {hint}")
 
 
 def from_torch(options: dict[str, Any]) -> dict[str, Any]:

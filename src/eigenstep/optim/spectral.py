@@ -211,7 +211,7 @@ class Spectral(Optimizer):
         known = {name: value for name, value in locals().items() if name in names_of(Options)}
         options = {"maximize": False, "capturable": False, **known, **torch_options, **self._more}
         options = self._resolved(options)
-        check_names(options, self.options_kind)
+        check_names(options, self.options_kind, place="")
         self.options_kind(**options)
         self._compile = compile
         self._distributed = distributed
