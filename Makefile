@@ -27,7 +27,7 @@ quick: $(VENV)/.has-lab $(VENV)/.has-dev ## Run the tests that find most mistake
 		$(LONG:%=--ignore=tests/optim/test_%.py) $(PYTEST_ARGS)
 
 test: $(VENV)/.has-lab $(VENV)/.has-dev $(VENV)/.has-trainers $(VENV)/.has-cluster ## Run every test, in parallel (PYTEST_ARGS="-k name" selects)
-	$(BIN)/pytest -n auto $(PYTEST_ARGS)
+	$(BIN)/pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 soak: $(VENV)/.has-lab ## Try thousands of random configurations for 15 minutes: does anything break?
 	$(BIN)/eigenstep soak --minutes 15 --seed 0 $(SOAK)
