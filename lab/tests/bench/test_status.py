@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,3 +66,15 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "README.md").write_text("Nothing.")
     assert cli.main(["bench", "status", "--project", str(tmp_path)]) == 0
     assert "0 published, 0 stale" in capsys.readouterr().out
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    file: dict[str, Any] = {"command": "eigenstep bench search", "behavior": ["search:12345678"]}
+    file["result"] = {"tables": []}
+    (tmp_path / "docs" / "results" / "search.json").write_text(json.dumps(file))
+    (tmp_path / "docs" / "search.md").write_text("![A picture](results/search.png)")
+    assert cli.main(["bench", "status", "--project", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "search.md",
+        "  picture results/search: stale: search",
+        "    eigenstep bench search",
+    ]

@@ -15,12 +15,14 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from .. import bench
 from ..behavior import stale
-from ..console import UserError, print_table
+from ..console import UserError
 from .pages import PLACE, read
 
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]*results/[^)]+)\.(?:png|svg)\)")
@@ -76,18 +78,14 @@ def run(args: argparse.Namespace) -> None:
     if not pages:
         raise UserError(f"there is no README.md and no docs/*.md in {args.project}")
     entries = list(published(pages))
-    rows = [
-        (
-            entry.page,
-            entry.what,
-            f"{entry.command} ({entry.commit})" if entry.command else "",
-            " ".join(entry.behaviors or ()),
-            entry.status,
-        )
-        for entry in entries
-    ]
-    columns = ("page", "what", "made by", "behavior", "status")
-    print_table("Published figures and tables", columns, rows)
+    for page, group in groupby(entries, key=attrgetter("page")):
+        print(page)
+        for entry in group:
+            print(f"  {entry.what}: {entry.status}")
+            if entry.command:
+                behaviors = ", ".join(entry.behaviors or ("unknown behavior",))
+                print(f"    {entry.command}")
+                print(f"    at commit {entry.commit}, {behaviors}")
     count = sum(entry.status.startswith("stale") for entry in entries)
     print(f"{len(entries)} published, {count} stale")
 
