@@ -23,7 +23,7 @@ from .plotting import figure, save
 from .rivals import build
 from .tasks import CLASSIFICATIONS, Record, train
 
-LEARNING_RATES = {"spectral": 1e-2, "soap": 2e-2, "muon": 3e-2, "adamw": 1e-3}
+LEARNING_RATES = {"spectral": 1e-2, "soap": 1e-2, "muon": 5e-2, "adamw": 1e-3}
 OPTIONS: dict[str, dict[str, Any]] = {"adamw": {"betas": (0.9, 0.99)}}
 """What suits an optimizer better than its own defaults, in so few steps."""
 
